@@ -17,6 +17,7 @@ from pdflow.scenario.schema.fields import AT_LEAST_ONE, NOT_EMPTY, TIMER, Bound,
 TransportName: TypeAlias = Literal["shm", "tcp", "nixl", "mooncake", "nccl", "cuda-ipc"]
 PORT = Bound(at_least=0, at_most=65_535)
 SPARES = Bound(at_least=0, at_most=1000)
+CONNECTIONS = Bound(at_least=0, at_most=1_000_000)
 TTL = Bound(at_least=1, at_most=1e9)
 """Seconds."""
 
@@ -30,6 +31,22 @@ class Serve:
         metadata=field_doc("address that the router listens on", NOT_EMPTY),
     )
     port: int = field(default=8000, metadata=field_doc("port of the router; 0: any free port", PORT))
+    connections: int = field(
+        default=4096,
+        metadata=field_doc(
+            "number of client connections that the router keeps open. When one more client connects, the connection "
+            "that went longest without a whole request is closed; an answer is never interrupted",
+            AT_LEAST_ONE,
+        ),
+    )
+    connections_per_address: int = field(
+        default=2048,
+        metadata=field_doc(
+            "of these, number of connections of one client address that is not loopback (IPv6: of one /64 network); "
+            "0: any number, as behind a proxy on another host",
+            CONNECTIONS,
+        ),
+    )
     engine_host: str = field(
         default="127.0.0.1",
         metadata=field_doc("address that an engine listens on and at which all other processes reach it", NOT_EMPTY),

@@ -16,6 +16,10 @@ from tokenizers import Tokenizer as Pieces
 
 from pdflow_runtime.engines.config import ModelError, read_json
 
+SLICE: Final = 16 << 10
+"""Characters that are tokenized at once to count the tokens of a long text: the library needs some 250 bytes for each
+token."""
+
 
 class ChatError(ValueError):
     """The chat cannot be made a prompt: the model has no template, or the template refuses these messages."""
@@ -47,6 +51,22 @@ class Tokenizer:
         # A batch, as the library lets others have their turn meanwhile for no less.
         ids: list[int] = self._pieces.encode_batch_fast([text], add_special_tokens=special)[0].ids
         return ids
+
+    def exceeds(self, text: str, most: int) -> bool:
+        """True if the text has more than `most` tokens by far, so many that it should not be tokenized whole. The text
+        is tokenized in slices, up to twice that many tokens: a text in slices has some tokens more than the whole."""
+        if len(text) <= max(SLICE, most // 2):
+            return False
+        found = 0
+        for at in range(0, len(text), SLICE):
+            found += len(self.encode(text[at : at + SLICE], special=False))
+            if found > 2 * most:
+                return True
+        return False
+
+    def spelled(self, tokens: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary spells it; "" for an id that is none."""
+        return [self._pieces.id_to_token(token) or "" for token in tokens]
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         """Return the text of the tokens; bytes that are not UTF-8 become U+FFFD, ids that are no token are left out."""

@@ -16,6 +16,7 @@ from types import TracebackType
 
 import trio
 
+from pdflow_runtime.http.descriptors import EXHAUSTION
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import Headers, head
 from pdflow_runtime.http.response import Response, read_head
@@ -73,6 +74,7 @@ class HttpClient:
                 "timeout", f"cannot connect to {host}:{port}: no answer within {self._connect_s:g} s"
             ) from None
         except OSError as error:
+            EXHAUSTION.add(f"connecting to {host}:{port}", error)
             raise UpstreamError("refused", f"cannot connect to {host}:{port}: {system_reason(error)}") from error
 
     def keep(self, address: tuple[str, int], sock: socket.socket) -> None:

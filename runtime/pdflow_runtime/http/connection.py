@@ -12,17 +12,19 @@ import math
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from enum import Enum, auto
+from typing import Protocol
 
 import trio
 
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest, head, status_line
-from pdflow_runtime.http.parsing import Refusal, RequestParser
+from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest, Refusal, head, status_line
+from pdflow_runtime.http.parsing import RequestParser
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.http.sockets import close, receive, send_all, silent
+from pdflow_runtime.http.sockets import close, receive, send_all, send_now, silent
 
 _log = logging.getLogger(__name__)
 
@@ -30,6 +32,27 @@ _LINGER_S = 2.0
 """After a refusal, what the client still sends is thrown away so long: an early close would be a reset, which takes
 the answer with it (RFC 9112 9.6)."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_GIVES_WAY = Refusal(503, "all connections are in use: this one was the longest without a whole request; send it again")
+
+
+class _Due(Enum):
+    """What the client must send in time."""
+
+    NOTHING = auto()
+    """An answer is due first."""
+    REQUEST = auto()
+    HEAD = auto()
+    """The rest of a head."""
+    BODY = auto()
+    """The rest of a body."""
+
+
+class ConnectionObserver(Protocol):
+    """Is notified of what a connection does: the server's table (`connection_table.py`)."""
+
+    def waits(self, connection: Connection, /) -> None: ...
+    def is_answered(self, connection: Connection, /) -> None: ...
+    def holds(self, connection: Connection, nbytes: int, /) -> None: ...
 
 
 class Connection:
@@ -39,15 +62,22 @@ class Connection:
         handler: Callable[[HttpRequest, Responder], Awaitable[None]],
         limits: HttpLimits,
         pump: Pump,
+        observer: ConnectionObserver,
+        address: str = "",
     ) -> None:
+        self.address = address
+        """That of the client, by which connections are counted."""
+        self._observer = observer
+        self._scope = trio.CancelScope()
         self._sock = sock
         self._pump = pump
         self._handler = handler
         self._limits = limits
         self._parser = RequestParser(limits)
         self._timeout = trio.CancelScope()
-        self._timed = False
-        """Whether the deadline is that of the request which is coming in."""
+        self._due = _Due.NOTHING
+        self._request_deadline = math.inf
+        """By which the request that has begun must be whole."""
         self._answering: Responder | None = None
         self._ended = False
         """Whether the input has ended."""
@@ -63,12 +93,25 @@ class Connection:
         elif not self._parser.ready and not self._parser.within and silent(self._sock):
             self._end()
 
+    @property
+    def unread(self) -> bool:
+        """Whether the client has sent what was not read yet, or has disconnected."""
+        return not silent(self._sock)
+
+    def give_way(self) -> None:
+        """End at once, for another client."""
+        if self._parser.within:
+            with suppress(OSError):
+                send_now(self._sock, refused(_GIVES_WAY))
+        self._scope.cancel()
+
     async def run(self) -> None:
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._read)
-                await self._answer()
-                nursery.cancel_scope.cancel()
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._read)
+                    await self._answer()
+                    nursery.cancel_scope.cancel()
         finally:
             self._parser.close()
             close(self._sock)
@@ -80,7 +123,8 @@ class Connection:
             while await self._read_once():
                 self._set_deadline()
         if self._timeout.cancelled_caught and parser.within:
-            parser.give_up(Refusal(408, f"the request was not complete within {self._limits.request_s:g} s"))
+            what, most_s = ("head", self._limits.head_s) if parser.in_head else ("body", self._limits.request_s)
+            parser.give_up(Refusal(408, f"the request's {what} was not complete within {most_s:g} s"))
         self._end()
 
     async def _read_once(self) -> bool:
@@ -104,21 +148,37 @@ class Connection:
                 self._answering.lose()
             return False
         if not parser.ready:
+            self._observer.holds(self, parser.arriving_bytes)
             return True
+        if isinstance(parser.ready[0], HttpRequest):
+            self._observer.is_answered(self)
         self._news.set()
         return isinstance(parser.ready[-1], HttpRequest)
 
     def _set_deadline(self) -> None:
-        """Set the time by which the client must have sent what is due. While an answer is due, there is none."""
+        """Set the time by which the client must have sent what is due: no byte of it puts that off."""
+        before, self._due = self._due, self._what_is_due()
+        if self._due is before:
+            return
+        match self._due:
+            case _Due.NOTHING:
+                self._timeout.deadline = math.inf
+            case _Due.REQUEST:
+                self._timeout.deadline = _after(self._limits.idle_s)
+            case _Due.HEAD:
+                self._request_deadline = _after(self._limits.request_s)
+                self._timeout.deadline = min(_after(self._limits.head_s), self._request_deadline)
+            case _Due.BODY:
+                if before is not _Due.HEAD:
+                    self._request_deadline = _after(self._limits.request_s)
+                self._timeout.deadline = self._request_deadline
+
+    def _what_is_due(self) -> _Due:
         if self._answering or self._parser.ready:
-            self._timed = False
-            self._timeout.deadline = math.inf
-        elif not self._parser.within:
-            self._timed = False
-            self._timeout.deadline = _after(self._limits.idle_s)
-        elif not self._timed:
-            self._timed = True
-            self._timeout.deadline = _after(self._limits.request_s)
+            return _Due.NOTHING
+        if not self._parser.within:
+            return _Due.REQUEST
+        return _Due.HEAD if self._parser.in_head else _Due.BODY
 
     def _end(self) -> None:
         self._ended = True
@@ -161,6 +221,9 @@ class Connection:
                 )
         self._answering = None
         self._set_deadline()
+        ready = self._parser.ready
+        if not (ready and isinstance(ready[0], HttpRequest)):
+            self._observer.waits(self)
         return responder.done and responder.keep_alive and not responder.gone
 
     async def _answer_failure(self, request: HttpRequest, responder: Responder, error: Exception) -> None:
@@ -175,14 +238,19 @@ class Connection:
             await _answer_with(responder, cause)
 
     async def _refuse(self, refusal: Refusal) -> None:
-        body = OpenAIError(refusal.status, refusal.message).body()
-        headers = (JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))
         with trio.move_on_after(self._limits.write_s), suppress(OSError):
-            await send_all(self._sock, head(status_line(refusal.status), headers) + body)
+            await send_all(self._sock, refused(refusal))
             self._sock.shutdown(socket.SHUT_WR)
         with trio.move_on_after(_LINGER_S), suppress(OSError):
             while await receive(self._sock):
                 pass
+
+
+def refused(refusal: Refusal) -> bytes:
+    """Return the answer that a refusal is."""
+    body = OpenAIError(refusal.status, refusal.message).body()
+    headers = (JSON, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))
+    return head(status_line(refusal.status), headers) + body
 
 
 async def _answer_with(responder: Responder, error: OpenAIError) -> None:

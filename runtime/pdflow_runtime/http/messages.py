@@ -27,13 +27,37 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     pipelined: int = 16
     """Whole requests that wait behind the one being answered; no more is read then."""
     connections: int = 4096
-    """Open at once; a later client waits in the listener's backlog."""
+    """Open at once. When one more client connects, the connection that has gone longest without a whole request gives
+    way; where every connection is being answered, the client waits in the listener's backlog."""
+    new_connections: int = 1024
+    """Of these, on which no request has been whole yet: a client sends one as soon as it is connected, and 1,024
+    connections take 13 MB."""
+    fresh_s: float = 0.25
+    """How long a connection never gives way after it began to wait: a client's request needs a round trip to arrive."""
+    connections_per_address: int = 0
+    """Of these, of one client address that is not loopback; 0: any number."""
+    reserve: int = 64
+    """Connections beyond `connections`, on which the paths of `reserved` are answered while no other request is."""
+    reserved: tuple[str, ...] = ("/health", "/ping", "/metrics", "/admin/")
+    """Paths, and beginnings of paths that end with a slash, which are answered however busy the server is."""
+    arriving_bytes: int = 256 << 20
+    """Bodies of all requests that are not whole; beyond it the connection that has gone longest without a whole request
+    gives way."""
+    head_s: float = 20.0
+    """From a request's first byte to the end of its head."""
     request_s: float = 60.0
     """From a request's first byte to its last."""
     idle_s: float = 75.0
     """Between requests of one connection."""
     write_s: float = 60.0
     """How long a client may take nothing of what is sent to it."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """An error with which the server itself answers a request; the connection ends with it."""
+
+    status: int
+    message: str
 
 
 class HttpRequest(msgspec.Struct, frozen=True):

@@ -1,7 +1,8 @@
 """A parser that cuts a connection's bytes into requests, within limits. Nothing after the first fault is parsed.
 
-httptools keeps no offset and cannot pause, so a read may yield several requests: they queue in `ready`. A head's length
-is measured by what was fed while it was open, for httptools gathers a long header before it hands it over.
+httptools parses, and gets a request in pieces: its head, then its body, whose end is found here. So a request that asks
+for a protocol upgrade can be parsed again without that (httptools skips its body), chunks are checked before httptools
+sees them, and a body never runs into the next request. A read may yield several requests: they queue in `ready`.
 """
 
 from __future__ import annotations
@@ -10,16 +11,13 @@ from collections import deque
 from urllib.parse import unquote
 
 import httptools
-import msgspec
 
-from pdflow_runtime.http.messages import Header, HttpLimits, HttpRequest
+from pdflow_runtime.http.chunks import ChunkFraming, body_too_large
+from pdflow_runtime.http.messages import Header, HttpLimits, HttpRequest, Refusal
 
-
-class Refusal(msgspec.Struct, frozen=True):
-    """An error with which the server itself answers a request; the connection ends with it."""
-
-    status: int
-    message: str
+_HEAD_END = b"\r\n\r\n"
+_UPGRADE = frozenset((b"upgrade", b"http2-settings"))
+"""Headers, and options of Connection, that ask for another protocol."""
 
 
 class _Refused(Exception):  # noqa: N818 - it never leaves this file: it stops the parser from inside a callback
@@ -40,29 +38,90 @@ class RequestParser:
         self._refusal: Refusal | None = None
         self._in_head = True
         self._head_fed = 0
+        self._tail = b""
+        """The last bytes of an unfinished head, of which the end may have begun."""
+        self._body_left = 0
+        self._chunks: ChunkFraming | None = None
+        self._upgrades = False
+        """Whether the head that was parsed asks for another protocol."""
         self._clear()
+
+    @property
+    def in_head(self) -> bool:
+        """Whether a request has begun whose head is not whole."""
+        return self.within and self._in_head
+
+    @property
+    def arriving_bytes(self) -> int:
+        """Bytes that are held of a body that is not whole."""
+        return len(self._body) if self.within else 0
 
     def _clear(self) -> None:
         self._target = b""
         self._headers: list[Header] = []
-        self._body: list[bytes] = []
-        self._body_bytes = 0
+        self._body = bytearray()
 
     def feed(self, data: bytes) -> None:
-        if self._refusal:
-            return
+        at = 0
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # Nobody here changes protocols, which is the server's right (RFC 9110 7.8): the request is answered as
-            # it is, and the connection ends, for httptools leaves the rest of it unparsed.
-            self._last()
-        except httptools.HttpParserError as error:
+            while at < len(data) and self._refusal is None:
+                at += self._feed_head(data, at) if self._in_head else self._feed_body(data, at)
+        except (_Refused, httptools.HttpParserError) as error:
             self._refuse(self._refusal or Refusal(400, f"not HTTP: {error}"))
-        if self._in_head and self.within:
-            self._head_fed += len(data)
-            if self._head_fed > self._limits.head_bytes:
-                self._refuse(self._head_too_large())
+
+    def _feed_head(self, data: bytes, at: int) -> int:
+        """Parse up to the end of the head, or of the data; return the number of bytes."""
+        found = (self._tail + data[at : at + 3]).find(_HEAD_END) if self._tail else -1
+        if found >= 0:
+            stop = at + found + len(_HEAD_END) - len(self._tail)
+        else:
+            found = data.find(_HEAD_END, at)
+            stop = len(data) if found < 0 else found + len(_HEAD_END)
+        piece = data if at == 0 and stop == len(data) else data[at:stop]
+        self._tail = (self._tail + piece[-3:])[-3:] if found < 0 else b""
+        self._head_fed += len(piece)
+        if self._head_fed > self._limits.head_bytes:
+            self._stop(self._head_too_large())
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._without_upgrade()
+        return stop - at
+
+    def _without_upgrade(self) -> None:
+        """Parse the head again without its wish for another protocol: the request is answered as it is, which is the
+        server's right (RFC 9110 7.8)."""
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._stop(Refusal(400, "CONNECT is not supported: this server is no proxy"))
+        version = self._parser.get_http_version().encode("ascii")
+        lines = [b"%b %b HTTP/%b\r\n" % (method, self._target, version)]
+        for name, value in self._headers:
+            kept = value
+            if name == b"connection":
+                kept = b", ".join(o for o in map(bytes.strip, value.split(b",")) if o.lower() not in _UPGRADE)
+            if name not in _UPGRADE and (kept or not value):
+                lines.append(b"%b: %b\r\n" % (name, kept))
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"".join(lines) + b"\r\n")
+
+    def _feed_body(self, data: bytes, at: int) -> int:
+        """Parse up to the end of the body, or of the data; return the number of bytes."""
+        chunks = self._chunks
+        rest = data[at:] if at else data
+        if chunks is None:
+            piece = rest[: self._body_left]
+            self._body_left -= len(piece)
+            ended = not self._body_left
+        else:
+            piece = rest[: chunks.scan(rest)]
+            if chunks.refusal:
+                self._stop(chunks.refusal)
+            ended = chunks.ended
+        self._parser.feed_data(piece)
+        if ended is self.within:
+            self._stop(Refusal(400, "not HTTP: the end of the body is not where its framing says"))
+        return len(piece)
 
     def close(self) -> None:
         """Release the parser. Breaks the reference cycle with httptools, which would else last until a garbage
@@ -84,26 +143,16 @@ class RequestParser:
     def _refuse(self, refusal: Refusal) -> None:
         self._refusal = refusal
         self.within = False
+        self._clear()
         self.ready.append(refusal)
-
-    def _last(self) -> None:
-        last = self.ready[-1] if self.ready else None
-        if self.within or not isinstance(last, HttpRequest):
-            self._refuse(Refusal(400, "a protocol upgrade without a complete request"))
-            return
-        self.ready[-1] = msgspec.structs.replace(last, keep_alive=False)
-        self._refusal = Refusal(400, "a request after one that closes the connection")
 
     def _head_too_large(self) -> Refusal:
         return Refusal(431, f"the request's headers exceed {self._limits.head_bytes} bytes")
 
-    def _body_too_large(self) -> Refusal:
-        return Refusal(413, f"the request's body exceeds {self._limits.body_bytes} bytes")
-
     def on_message_begin(self) -> None:
+        if not self._in_head:
+            self._stop(Refusal(400, "not HTTP: a request within the body of another one"))
         self.within = True
-        self._in_head = True
-        self._head_fed = 0
         self._clear()
 
     def on_url(self, url: bytes) -> None:
@@ -113,26 +162,39 @@ class RequestParser:
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        self._upgrades = self._parser.should_upgrade()
+        if self._upgrades:
+            return
         self._in_head = False
-        length = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
-        if length > self._limits.head_bytes:
-            self._stop(self._head_too_large())
+        self._head_fed = 0
+        hosts = 0
         for name, value in self._headers:
-            if name == b"content-length" and int(value) > self._limits.body_bytes:
-                self._stop(self._body_too_large())
-            if name == b"expect":
+            if name == b"host":
+                hosts += 1
+            elif name == b"content-length":
+                self._body_left = int(value)
+                if self._body_left > self._limits.body_bytes:
+                    self._stop(body_too_large(self._limits))
+            elif name == b"transfer-encoding":
+                self._chunks = ChunkFraming(self._limits)
+            elif name == b"expect":
                 if value.lower() != b"100-continue":
                     self._stop(Refusal(417, "only the expectation 100-continue is supported"))
                 self.expects_continue = True
+        if hosts > 1 or (not hosts and self._parser.get_http_version() == "1.1"):
+            # RFC 9112 3.2.
+            self._stop(Refusal(400, f"the request has {hosts or 'no'} Host headers, expected one"))
 
     def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._body_bytes > self._limits.body_bytes:
-            self._stop(self._body_too_large())
-        self._body.append(body)
+        self._body += body
+        if len(self._body) > self._limits.body_bytes:
+            self._stop(body_too_large(self._limits))
 
     def on_message_complete(self) -> None:
+        if self._upgrades:
+            return
         self.within = self.expects_continue = False
+        self._in_head, self._chunks, self._body_left = True, None, 0
         path, query = _split(self._target)
         parser = self._parser
         self.ready.append(
@@ -141,11 +203,12 @@ class RequestParser:
                 path=path,
                 query=query,
                 headers=tuple(self._headers),
-                body=self._body[0] if len(self._body) == 1 else b"".join(self._body),
+                body=bytes(self._body),
                 keep_alive=parser.should_keep_alive(),
                 chunked_ok=parser.get_http_version() == "1.1",
             )
         )
+        self._clear()
 
     def _stop(self, refusal: Refusal) -> None:
         self._refusal = refusal

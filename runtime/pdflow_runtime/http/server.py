@@ -11,7 +11,7 @@ responder; it is cancelled when its client hangs up.
 
 from __future__ import annotations
 
-import errno
+import math
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -19,22 +19,26 @@ from typing import TypeAlias
 
 import trio
 
-from pdflow_runtime.http.connection import Connection
-from pdflow_runtime.http.messages import HttpLimits, HttpRequest
+from pdflow_runtime.http.connection import Connection, refused
+from pdflow_runtime.http.connection_table import ConnectionTable, counted_address
+from pdflow_runtime.http.descriptors import EXHAUSTED, EXHAUSTION, SATURATION
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.http.sockets import close, tuned
+from pdflow_runtime.http.sockets import close, send_now, tuned
 
 RequestHandler: TypeAlias = Callable[[HttpRequest, Responder], Awaitable[None]]
 
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_PAUSE_S = 0.1
 """How long accepting rests where the system has no descriptor left: connections end meanwhile."""
+_TOO_MANY = Refusal(429, "too many connections from this address, and requests on all of them are being answered")
 
 
 class Server:
     def __init__(self, listener: socket.socket, handler: RequestHandler, limits: HttpLimits) -> None:
-        self.connections: set[Connection] = set()
+        self._table = ConnectionTable(limits)
+        self.connections = self._table.connections
         """Those open now."""
         self.port: int = listener.getsockname()[1]
         self.draining = False
@@ -75,44 +79,61 @@ class Server:
     async def _accept(self, nursery: trio.Nursery) -> None:
         while True:
             await trio.lowlevel.wait_readable(self._listener)
-            while len(self.connections) >= self._limits.connections:
+            while pause_s := self._table.pause_s():
                 self._room = trio.Event()
-                await self._room.wait()
+                if pause_s == math.inf:
+                    SATURATION.add(self._limits.connections)
+                with trio.move_on_after(pause_s):
+                    await self._room.wait()
             try:
-                sock = self._waiting()
+                accepted = self._waiting()
             except OSError as error:
-                if error.errno not in _EXHAUSTED:
+                if error.errno not in EXHAUSTED:
                     raise
-                await trio.sleep(_EXHAUSTED_PAUSE_S)
+                EXHAUSTION.add("accepting a connection", error)
+                if not self._table.evict():
+                    await trio.sleep(_EXHAUSTED_PAUSE_S)
                 continue
-            if sock:
-                self._begin(sock, nursery)
+            if accepted:
+                self._begin(*accepted, nursery)
 
     def _begin_the_last(self, nursery: trio.Nursery) -> None:
         """Take the clients that had connected before the server stopped, and may have sent a request by now."""
         with suppress(OSError):
-            while sock := self._waiting():
-                self._begin(sock, nursery)
+            while accepted := self._waiting():
+                self._begin(*accepted, nursery)
 
-    def _waiting(self) -> socket.socket | None:
-        """Accept the next client in the backlog; None if there is none."""
+    def _waiting(self) -> tuple[socket.socket, str] | None:
+        """Accept the next client in the backlog, and its address; None if there is none."""
         try:
-            return self._listener.accept()[0]
+            sock, address = self._listener.accept()
+            return sock, counted_address(address[0])
         except (BlockingIOError, InterruptedError, ConnectionError):
             return None
 
-    def _begin(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        connection = Connection(tuned(sock), self._handler, self._limits, self._pump)
-        self.connections.add(connection)
+    def _begin(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
+        if not self._table.make_room(address):
+            with suppress(OSError):
+                send_now(tuned(sock), refused(_TOO_MANY))
+            sock.close()
+            return
+        connection = Connection(tuned(sock), self._handle, self._limits, self._pump, self._table, address)
+        self._table.add(connection)
         if self.draining:
             connection.drain()
         nursery.start_soon(self._attend, connection)
+
+    async def _handle(self, request: HttpRequest, responder: Responder) -> None:
+        if not self._table.admits(request.path):
+            SATURATION.add(self._limits.connections)
+            raise OpenAIError(503, f"{self._limits.connections} requests are being answered, which is the most")
+        await self._handler(request, responder)
 
     async def _attend(self, connection: Connection) -> None:
         try:
             await connection.run()
         finally:
-            self.connections.discard(connection)
+            self._table.remove(connection)
             self._room.set()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 import msgspec
@@ -178,10 +178,16 @@ class ByteTokens:
     def encode(self, text: str, special: bool = True) -> list[int]:
         return [byte + SPECIAL for byte in text.encode()]
 
+    def exceeds(self, text: str, most: int) -> bool:
+        return len(text.encode()) > most
+
+    def spelled(self, tokens: Sequence[int]) -> list[str]:
+        return [self.decode([token]) for token in tokens]
+
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         return "".join(chr(token % 95 + 32) for token in tokens)
 
-    def chat(self, messages: Sequence[dict[str, str]]) -> str:
+    def chat(self, messages: Sequence[dict[str, str]], **more: Any) -> str:
         return "".join(f"{message['role']}: {message['content']}\n" for message in messages)
 
 
@@ -210,7 +216,7 @@ def open_prompts(scenario: ResolvedScenario) -> Prompts:
     if is_synthetic(scenario):
         context = min(kv_tokens_of(scenario.model, pool) for pool in scenario.pools)
         vocab_size, most = scenario.model.vocab_size, handed_over(scenario)
-        return Prompts(scenario.model.name, ByteTokens(), vocab_size, context, most)
+        return Prompts(scenario.model.name, ByteTokens(), vocab_size, context, most, token_bytes=1)
     folder = folder_of(scenario)
     return prompts_of(scenario, folder, config_of(scenario, folder))
 
@@ -219,10 +225,12 @@ def prompts_of(scenario: ResolvedScenario, folder: Path, config: ModelConfig) ->
     """Return prompts by the tokenizer of that folder."""
     try:
         from pdflow_runtime.engines.tokenizer import Tokenizer
+        from pdflow_runtime.router.token_bytes import longest_token_bytes
     except ImportError:
         raise MissingBackendError(f"a model's tokenizer needs tokenizers and jinja2: {INSTALL}") from None
     context, most = config.max_position_embeddings, handed_over(scenario)
-    return Prompts(scenario.model.name, Tokenizer(folder), config.vocab_size, context, most)
+    tokenizer, longest = Tokenizer(folder), longest_token_bytes(folder / "tokenizer.json")
+    return Prompts(scenario.model.name, tokenizer, config.vocab_size, context, most, token_bytes=longest)
 
 
 def handed_over(scenario: ResolvedScenario) -> int | None:

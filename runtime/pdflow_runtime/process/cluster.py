@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -45,6 +45,7 @@ from pdflow_runtime.simulated_only import live_notes
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.store.server import check_server
 from pdflow_runtime.transports.named import caution_of, transport_named
+from pdflow_runtime.transports.region import sweep
 
 log = logging.getLogger(__name__)
 
@@ -282,6 +283,15 @@ def end(process: trio.Process) -> None:
         process.send_signal(signal.SIGTERM)
 
 
+async def kill_all(processes: Collection[trio.Process]) -> None:
+    """Kill those that still run, and wait for their end."""
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+    for process in processes:
+        await process.wait()
+
+
 async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
     """Run a cluster, from the first process to the last. Its URL is the first line on stdout."""
     refuse_what_is_not_served(scenario)
@@ -301,12 +311,14 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
         sys.stdout.flush()
         log.info("cluster is up: serving model %s with %s", scenario.model.name, ", ".join(cluster.engines))
 
+    sweep()  # what a cluster has left that was killed itself
     try:
         await cluster.run(up)
     finally:
-        for process in cluster.processes.values():
-            if process.poll() is None:
-                process.kill()
+        with trio.CancelScope(shield=True):
+            await kill_all(cluster.processes.values())
+        # After a failed start, too. A process is reaped by now: what it has left is that of no process.
+        sweep()
         if record.conclude(scenario) is not None:
             log.info("results written to %s", record.out)
 

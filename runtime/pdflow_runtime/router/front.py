@@ -8,23 +8,23 @@ when stdin does. SIGTERM drains it: it takes no new connections, and ends with t
 from __future__ import annotations
 
 import logging
+import resource
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import trio
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import LiveBuilder, engines_of
-from pdflow_runtime.clock import wall_s
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, HttpRequest
+from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
-from pdflow_runtime.http.openai.models import ModelCard, model_not_found, models_body
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import serve_http
 from pdflow_runtime.http.sockets import listen
@@ -34,14 +34,17 @@ from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import is_loopback, reached_at, read_news, url_of
 from pdflow_runtime.process.component import arguments, record_of, run_component
+from pdflow_runtime.process.malloc import limit_heap
 from pdflow_runtime.process.processes import drain_on_signal, read_stdin
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.call import Call
 from pdflow_runtime.router.choices import Several
+from pdflow_runtime.router.model_api import ModelApi
 from pdflow_runtime.router.prompts import Prompts
 from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import SESSION, governed_of, seats_of, session_of
+from pdflow_runtime.router.tokenizer_pool import TokenizerPool
 from pdflow_runtime.security.secret import secret_beyond_loopback, secret_of
 from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.store.build import stores_of
@@ -51,8 +54,15 @@ log = logging.getLogger(__name__)
 
 LATER_S: Final = 5.0
 """Time after a request's deadline for an engine, which keeps the deadline itself, to answer."""
-LONG_BYTES: Final = 4096
-"""A longer request is tokenized in a thread: a millisecond's work, ten times what a thread costs."""
+FILES_PER_CONNECTION: Final = 3
+"""A client's socket, and those of its two legs."""
+RESERVE: Final = 64
+"""Further clients, which ask for health or are operators. Where descriptors are scarce there are none, and every client
+waits."""
+OTHER_FILES: Final = 32
+"""Descriptors of the process itself."""
+RETRY_AFTER: Final = (b"retry-after", b"1")
+"""Sent with 429 and 503: seconds."""
 FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 """Headers of a client that go with every leg."""
 
@@ -63,7 +73,8 @@ class Front:
     def __init__(self, node: LiveRouterNode, prompts: Prompts, admin: Admin, gate: Gate | None) -> None:
         self.node: Final = node
         self.prompts: Final = prompts
-        self.started_s: Final = wall_s()
+        self.pool: Final = TokenizerPool()
+        self.model_api: Final = ModelApi(prompts, self.pool)
         self.admin: Final = admin
         self.gate: Final = gate
         """Authenticates operators; None: there is no operator's API over HTTP."""
@@ -74,19 +85,20 @@ class Front:
         try:
             await self._answer(request, responder)
         except OpenAIError as error:
-            await responder.reply(error.status, (JSON,), error.body())
+            headers = (JSON, RETRY_AFTER) if error.status in (429, 503) else (JSON,)
+            await responder.reply(error.status, headers, error.body())
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:
-        match request.method, request.path:
+        # The responder leaves the body of an answer to HEAD out (RFC 9110 9.3.2).
+        method = "GET" if request.method == "HEAD" else request.method
+        match method, request.path:
             case "POST", "/v1/completions":
                 asked = read_completion(request.body)
-                prompts = await self._tokens(
-                    request, lambda: [self.prompts.of_prompt(prompt) for prompt in asked.prompts]
-                )
+                prompts = await self.pool.run(len(request.body), lambda: self.prompts.of_prompts(asked.prompts))
                 await self._complete(request, asked, prompts, responder)
             case "POST", "/v1/chat/completions":
                 chat = read_chat(request.body)
-                prompts = await self._tokens(request, lambda: [self.prompts.of_chat(chat)])
+                prompts = await self.pool.run(len(request.body), lambda: [self.prompts.of_chat(chat)])
                 await self._complete(request, chat, prompts, responder)
             case "GET", "/metrics":
                 await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.node.meter.text())
@@ -97,21 +109,12 @@ class Front:
                         "/admin is disabled: the router listens beyond loopback without a secret (docs/hosts.md)",
                     )
                 self.gate.check(request)
-                await self.admin(request, responder)
-            case "GET", "/v1/models":
-                card = ModelCard(
-                    id=self.prompts.model, created=self.started_s, max_model_len=self.prompts.context_tokens
-                )
-                await responder.reply(200, (JSON,), models_body([card]))
-            case "GET", "/health":
+                await self.admin(msgspec.structs.replace(request, method=method), responder)
+            case "GET", "/health" | "/ping":
                 await responder.reply(200 if self.healthy() else 503)
             case _:
-                raise OpenAIError(404, f"unknown path: {request.method} {request.path}")
-
-    async def _tokens(self, request: HttpRequest, work: Callable[[], list[list[int]]]) -> list[list[int]]:
-        """Return the prompts' tokens; those of a long request are computed in a thread, so that no other request waits
-        for them."""
-        return await trio.to_thread.run_sync(work) if len(request.body) > LONG_BYTES else work()
+                if not await self.model_api.answers(method, request, responder):
+                    raise OpenAIError(404, f"unknown path: {request.method} {request.path}")
 
     async def _complete(
         self,
@@ -120,8 +123,7 @@ class Front:
         prompts: list[list[int]],
         responder: Responder,
     ) -> None:
-        if asked.model is not None and asked.model != self.prompts.model:
-            raise model_not_found(asked.model)
+        self.model_api.check_model(asked.model)
         self.prompts.check_token_ids(asked.asked)
         prompts = [self.prompts.truncated(tokens, asked.asked) for tokens in prompts]
         for tokens in prompts:
@@ -197,6 +199,29 @@ def listening(scenario: ResolvedScenario) -> socket.socket:
         raise ScenarioError([Problem(scenario.path, "serve.port", f"{where}: {error.strerror}")]) from None
 
 
+def limits_of(scenario: ResolvedScenario, prompts: Prompts) -> HttpLimits:
+    """Return the limits within which the router takes requests."""
+    serve_config = scenario.serve
+    most, allowed = serve_config.connections, connections_allowed()
+    if most > allowed:
+        log.warning(
+            "serve.connections is %d, and the limit of open files (ulimit -n) is enough for %d: raise it to %d",
+            *(most, allowed, most * FILES_PER_CONNECTION + OTHER_FILES + RESERVE),
+        )
+    return HttpLimits(
+        reserve=RESERVE if most <= allowed else 0,
+        body_bytes=prompts.body_bytes,
+        connections=min(most, allowed),
+        connections_per_address=serve_config.connections_per_address,
+    )
+
+
+def connections_allowed() -> int:
+    """Return how many clients the router can answer at once with the file descriptors that it may have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (limit - OTHER_FILES - (RESERVE if limit > 1024 else 0)) // FILES_PER_CONNECTION)
+
+
 def request_start(engine: str) -> None:
     """Write the engine's name to stdout, for the supervisor to start it."""
     sys.stdout.write(f"{engine}\n")
@@ -219,7 +244,7 @@ async def serve(
 
             nursery.start_soon(read_stdin, scope, on_line)
         async with trio.open_nursery() as serving:
-            server = await serving.start(serve_http, listener, app)
+            server = await serving.start(serve_http, listener, app, limits_of(scenario, app.prompts))
             app.here = Coordinates(reached_at(serve_config.host), server.port)
             nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
             sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port))}\n")
@@ -230,6 +255,7 @@ async def serve(
 def main(args: Sequence[str] | None = None) -> int:
     parser = arguments("pdflow_runtime.router.front", __doc__)
     asked = parser.parse_args(args)
+    limit_heap()
     return run_component(asked, ROUTER, lambda scenario: front(scenario, asked.child, record_of(asked)))
 
 

@@ -10,16 +10,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdflow_runtime.http.errors import UpstreamError
-from pdflow_runtime.http.messages import HttpLimits, HttpRequest
-from pdflow_runtime.http.parsing import Refusal, RequestParser
+from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal
+from pdflow_runtime.http.parsing import RequestParser
 from pdflow_runtime.http.response import read_head
 
 LIMITS = HttpLimits(head_bytes=300, body_bytes=100)
 POST = b"POST /v1/p?q HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
 CHUNKS = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1;e=1\r\nd\r\n0\r\nT: t\r\n\r\n"
 OLD = b"GET http://h/p HTTP/1.0\r\n\r\n"
-UPGRADE = b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\nhi"
-EXPECT = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx"
+UPGRADE = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 2\r\n\r\nhi"
+EXPECT = b"POST / HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\nx"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
 ANSWER_IN_CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n1;e=1\r\nd\r\n0\r\nT: t\r\n\r\n"
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -16,6 +16,7 @@ pytest.importorskip("torch", reason="needs torch: pip install 'pdflow[live]'")
 
 from tests.runtime.calibrate.test_probe import SYNTHETIC
 from tests.runtime.support.served import ROOT, served
+from tests.runtime.support.tied import tied
 
 QUICKSTART = ROOT / "examples/serve-quickstart.toml"
 COMPONENTS = ("pdflow_runtime.router.front", "prefill-0", "decode-0")
@@ -72,3 +73,43 @@ def test_processes_notice_that_their_parent_is_gone(tmp_path: Path) -> None:
         cluster.process.wait()
         assert left_of(pids) == []
     assert cluster.log.read_text().count("parent process exited or closed stdin; shutting down") == len(COMPONENTS)
+
+
+FAILING = """
+import pathlib, sys, time
+if "decode-0" in sys.orig_argv:
+    while not pathlib.Path({seen!r}).exists():
+        time.sleep(0.01)
+    sys.exit(3)
+"""
+
+
+def test_a_failed_start_leaves_nothing(tmp_path: Path) -> None:
+    """decode-0 fails when another engine has its memory in /dev/shm already."""
+    seen = tmp_path / "seen"
+    (tmp_path / "sitecustomize.py").write_text(FAILING.format(seen=str(seen)))
+    overrides = [arg for override in SYNTHETIC for arg in ("--set", override)]
+    process = subprocess.Popen(
+        tied(sys.executable, "-m", "pdflow", "serve", str(QUICKSTART), "--port", "0", *overrides),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT), *sys.path))},
+    )
+    try:
+        shared: list[str] = []
+        while not shared and process.poll() is None:
+            time.sleep(0.01)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            shared = [file.name for pid in children for file in Path("/dev/shm").glob(f"pdflow-{pid}-*")]
+        assert shared
+        seen.touch()
+        _, log = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2
+    assert "decode-0 did not start" in log
+    # At once: any other cluster that starts on this host sweeps, too.
+    assert not [pid for pid in children for _ in Path("/dev/shm").glob(f"pdflow-{pid}-*")]
+    assert not any(is_there(int(pid)) for pid in children)

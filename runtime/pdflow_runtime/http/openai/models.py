@@ -27,6 +27,10 @@ def models_body(cards: Iterable[ModelCard]) -> bytes:
     return msgspec.json.encode(_Models("list", list(cards)))
 
 
+def model_body(card: ModelCard) -> bytes:
+    return msgspec.json.encode(card)
+
+
 def model_not_found(model: str) -> OpenAIError:
     return OpenAIError(404, f"The model `{model}` does not exist.", param="model", code="model_not_found")
 
@@ -39,6 +43,24 @@ def too_long(prompt_tokens: int, answer_tokens: int, context_tokens: int) -> Ope
         "Please reduce the length of the prompt or of the completion."
     )
     return OpenAIError(400, message, code="context_length_exceeded")
+
+
+def surely_too_long(least_tokens: int, most_tokens: int) -> OpenAIError:
+    """Return the error for a prompt that was not tokenized, as it has at least so many tokens."""
+    message = (
+        f"This model's maximum context length is {most_tokens} tokens. However, your prompt has at least "
+        f"{least_tokens} tokens. Please reduce its length."
+    )
+    return OpenAIError(400, message, code="context_length_exceeded")
+
+
+def too_many_together(least_tokens: int, most_tokens: int) -> OpenAIError:
+    """Return the error for a request whose prompts are too long together."""
+    message = (
+        f"The prompts of one request may have at most {most_tokens} tokens together. However, yours have at least "
+        f"{least_tokens} tokens. Please send them in several requests."
+    )
+    return OpenAIError(400, message, param="prompt", code="context_length_exceeded")
 
 
 def too_long_a_prompt(prompt_tokens: int, most_tokens: int) -> OpenAIError:

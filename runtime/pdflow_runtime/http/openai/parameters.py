@@ -56,7 +56,11 @@ USED: Final = (
     UsedField("prompt", "a text, token ids, or a list of either", COMPLETIONS),
     UsedField("messages", "texts of roles, for the model's chat template", CHAT),
     UsedField("prompt_token_ids", "the prompt as token ids, instead of `prompt` or `messages`"),
-    UsedField("truncate_prompt_tokens", "keeps that many tokens of the prompt; -1: as many as fit the context"),
+    UsedField(
+        "truncate_prompt_tokens",
+        "keeps that many tokens of the prompt; -1: as many as fit the context; a text that is longer than the context "
+        "is refused before",
+    ),
     UsedField(
         "truncation_side", '`"left"` (default) drops tokens from the start of the prompt, `"right"` from its end'
     ),

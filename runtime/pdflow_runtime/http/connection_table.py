@@ -1,0 +1,162 @@
+"""Which connections a server keeps: the rule by which one gives way to another client, and what stays free for
+operators.
+
+A connection waits while no request of it is whole and none is being answered. Of those that wait, the one that has
+gone longest without a whole request gives way first, though not while its first request may be on its way. A connection
+with an answer under way never does. Connections on which no request has ever been whole are limited by themselves:
+clients that send slowly are all among these. Loopback is no address of a client: proxies on the same host connect from
+it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from ipaddress import ip_address, ip_network
+from typing import Final
+
+from pdflow.protocol.values import S
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.http.connection import Connection
+from pdflow_runtime.http.messages import HttpLimits
+
+COUNTED_BYTES: Final = 64 << 10
+"""Bodies that are shorter so far are not counted: all connections together hold no more of them than they may."""
+
+UNREAD_S: Final = 5.0
+"""How long a connection is kept of which something was not read yet: more than the event loop is ever late."""
+PAUSE_S: Final = 0.02
+
+
+class ConnectionTable:
+    """The connections of a server, and what each is doing."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self.connections: Final[set[Connection]] = set()
+        self._limits: Final = limits
+        self._waiting: Final[dict[Connection, int]] = {}
+        """When each began to wait; first the one that has gone longest without a whole request."""
+        self._waiting_of: Final[dict[str, dict[Connection, None]]] = {}
+        """The same, by address."""
+        self._new: Final[dict[Connection, None]] = {}
+        """Those of which no request has been whole yet, first the oldest."""
+        self._of: Final[Counter[str]] = Counter()
+        """Connections by address."""
+        self._arriving: Final[dict[Connection, int]] = {}
+        """Bytes of a body that is not whole, first the oldest."""
+        self._arriving_bytes = 0
+
+    def pause_s(self) -> float:
+        """Return how long to wait before the next client can be connected, perhaps in place of another one: 0 for no
+        time, infinity for until a connection ends or waits."""
+        limits = self._limits
+        if len(self._new) >= limits.new_connections:
+            return self._pause_s(next(iter(self._new)))
+        if len(self.connections) < limits.connections:
+            return 0.0
+        if self._waiting:
+            return self._pause_s(next(iter(self._waiting)))
+        return 0.0 if len(self.connections) < limits.connections + limits.reserve else math.inf
+
+    def _pause_s(self, connection: Connection) -> float:
+        """Return how long that connection, which waits, must be kept."""
+        since_s = (now_ns() - self._waiting[connection]) / S
+        if since_s < self._limits.fresh_s or (since_s < UNREAD_S and connection.unread):
+            return PAUSE_S
+        return 0.0
+
+    @property
+    def busy(self) -> bool:
+        """True if so many requests are being answered that only those of operators are accepted."""
+        return len(self.connections) - len(self._waiting) > self._limits.connections
+
+    def admits(self, path: str) -> bool:
+        """True if a request to that path may be answered now."""
+        return not self.busy or any(
+            path.startswith(reserved) if reserved.endswith("/") else path == reserved
+            for reserved in self._limits.reserved
+        )
+
+    def make_room(self, address: str) -> bool:
+        """Close the connection that has to give way to a client from that address, if any has to. False if the client
+        has too many and all of them are being answered."""
+        most = self._limits.connections_per_address
+        if most and address and self._of[address] >= most:
+            own = next(iter(self._waiting_of.get(address, ())), None)
+            if own is None or self._pause_s(own):
+                return False
+            self._evict(own)
+        elif len(self._new) >= self._limits.new_connections:
+            self._evict(next(iter(self._new)))
+        elif len(self.connections) >= self._limits.connections:
+            self.evict()
+        return True
+
+    def evict(self) -> bool:
+        """Close the connection that has gone longest without a whole request; False if none may be closed."""
+        oldest = next(iter(self._waiting), None)
+        if oldest is None or self._pause_s(oldest):
+            return False
+        self._evict(oldest)
+        return True
+
+    def add(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        self._of[connection.address] += 1
+        self._new[connection] = None
+        self.waits(connection)
+
+    def remove(self, connection: Connection) -> None:
+        """Forget a connection that has ended; no-op for one that gave way."""
+        if connection not in self.connections:
+            return
+        self.connections.discard(connection)
+        self.is_answered(connection)
+        self._of[connection.address] -= 1
+        if not self._of[connection.address]:
+            del self._of[connection.address]
+
+    def waits(self, connection: Connection) -> None:
+        """Note that the connection has no whole request from now on."""
+        if connection in self.connections:
+            self._waiting[connection] = now_ns()
+            self._waiting_of.setdefault(connection.address, {})[connection] = None
+
+    def is_answered(self, connection: Connection) -> None:
+        """Note that the connection has a whole request."""
+        self._new.pop(connection, None)
+        if self._waiting.pop(connection, None) is None:
+            return
+        own = self._waiting_of[connection.address]
+        del own[connection]
+        if not own:
+            del self._waiting_of[connection.address]
+        self._arriving_bytes -= self._arriving.pop(connection, 0)
+
+    def holds(self, connection: Connection, nbytes: int) -> None:
+        """Note how much is held of a body that is not whole, and close the oldest where all are too much."""
+        before = self._arriving.get(connection, 0)
+        if connection not in self._waiting or (nbytes < COUNTED_BYTES and not before):
+            return
+        self._arriving[connection] = nbytes
+        self._arriving_bytes += nbytes - before
+        while self._arriving_bytes > self._limits.arriving_bytes:
+            self._evict(next(iter(self._arriving)))
+
+    def _evict(self, connection: Connection) -> None:
+        self.remove(connection)
+        connection.give_way()
+
+
+def counted_address(host: str) -> str:
+    """Return the address by which a client's connections are counted: of IPv6 its network of 64 bits, which one
+    customer has; "" for loopback and Unix sockets."""
+    try:
+        found = ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    if found.version == 6 and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    if found.is_loopback:
+        return ""
+    return str(found) if found.version == 4 else str(ip_network((found, 64), strict=False))

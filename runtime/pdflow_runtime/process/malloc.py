@@ -1,0 +1,46 @@
+"""glibc's malloc in a process that must not stay as large as its largest request was: the router's.
+
+By default glibc raises the size from which it maps memory by itself, and returns at once, to that of the largest piece
+that was freed: after one body of 15 MB, such bodies lie in a heap that rarely shrinks. Each thread has its own heap.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Final
+
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+M_ARENA_MAX: Final = -8
+"""From malloc.h."""
+MAPPED_BYTES: Final = 256 << 10
+TRIMMED_BYTES: Final = 1 << 20
+ARENAS: Final = 2
+
+
+def limit_heap() -> None:
+    """Return large pieces to the system when they are freed, and use few heaps; no-op with another C library."""
+    library = _library()
+    if library is not None:
+        library.mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+        library.mallopt(M_TRIM_THRESHOLD, TRIMMED_BYTES)
+        library.mallopt(M_ARENA_MAX, ARENAS)
+
+
+def return_freed_memory() -> None:
+    """Return what is free in all heaps to the system; no-op with another C library."""
+    library = _library()
+    if library is not None:
+        library.malloc_trim(0)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(None)
+        assert library.mallopt
+        assert library.malloc_trim
+    except (AttributeError, OSError):
+        return None
+    return library

@@ -1,0 +1,83 @@
+"""What the router answers itself: health, versions, the model, its tokens; and HEAD wherever there is a GET."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pdflow.version import version
+from pdflow_runtime.http.messages import JSON
+from pdflow_runtime.http.openai.tokenize import read_tokenize
+from tests.runtime.http.world import LOCAL, response_to
+from tests.runtime.router.test_router_node import Town, town
+
+
+async def asked(router: Town, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    sent = b"" if body is None else msgspec.json.encode(body)
+    async with router.client.request(method, LOCAL, router.port, path, (JSON,), sent) as response:
+        answer = await response.read()
+    return response.status, msgspec.json.decode(answer) if answer else None
+
+
+@pytest.mark.trio
+async def test_the_model_and_the_version() -> None:
+    async with town() as router:
+        status, listed = await asked(router, "GET", "/v1/models")
+        assert (status, [card["id"] for card in listed["data"]]) == (200, ["tiny"])
+        assert await asked(router, "GET", "/v1/models/tiny") == (200, listed["data"][0])
+        status, error = await asked(router, "GET", "/v1/models/org/other")
+        assert (status, error["error"]["code"]) == (404, "model_not_found")
+        assert await asked(router, "GET", "/version") == (200, {"version": version()})
+        assert await asked(router, "GET", "/ping") == await asked(router, "GET", "/health") == (200, None)
+
+
+@pytest.mark.trio
+async def test_tokens_of_a_text_and_back() -> None:
+    async with town() as router:
+        status, found = await asked(router, "POST", "/tokenize", {"model": "tiny", "prompt": "ab"})
+        assert status == 200
+        assert found == {"count": 2, "max_model_len": 4096, "tokens": [99, 100], "token_strs": None}
+        _, found = await asked(router, "POST", "/tokenize", {"prompt": "ab", "return_token_strs": True})
+        assert len(found["token_strs"]) == 2
+        messages = [{"role": "user", "content": "hi"}]
+        _, found = await asked(router, "POST", "/tokenize", {"messages": messages, "add_generation_prompt": True})
+        assert found["count"] == len("user: hi\n")
+        assert await asked(router, "POST", "/tokenize", {"prompt": ""}) == (
+            200,
+            {"count": 0, "max_model_len": 4096, "tokens": [], "token_strs": None},
+        )
+        status, text = await asked(router, "POST", "/detokenize", {"tokens": [99, 100]})
+        assert (status, len(text["prompt"])) == (200, 2)
+        for path, body, problem in (
+            ("/tokenize", {}, "either a prompt or messages"),
+            ("/tokenize", {"prompt": "a", "messages": messages}, "either a prompt or messages"),
+            ("/tokenize", {"prompt": "a", "tools": [{}]}, "tools: is not supported"),
+            ("/tokenize", {"prompt": "a" * 5_000}, "maximum context length is 4096"),
+            ("/detokenize", {"tokens": [512]}, "below 512"),
+            ("/detokenize", {}, "tokens"),
+        ):
+            status, error = await asked(router, "POST", path, body)
+            assert (status, problem in error["error"]["message"]) == (400, True), (path, error)
+        status, _ = await asked(router, "POST", "/tokenize", {"model": "other", "prompt": "ab"})
+        assert status == 404
+
+
+@pytest.mark.trio
+async def test_head_is_get_without_its_body() -> None:
+    async with town() as router:
+        for path in (b"/health", b"/v1/models", b"/v1/models/tiny", b"/version", b"/metrics", b"/admin/state"):
+            request = b"HEAD %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path
+            answer = await response_to(router.port, request)
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer
+            assert answer.endswith(b"\r\n\r\n")
+        answer = await response_to(router.port, b"HEAD /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 404 ")
+
+
+def test_special_tokens_are_vllms_defaults() -> None:
+    assert read_tokenize(b'{"prompt": "a"}').add_special_tokens
+    chat = read_tokenize(b'{"messages": [{"role": "user", "content": "a"}]}')
+    assert not chat.add_special_tokens
+    assert chat.add_generation_prompt
