@@ -36,6 +36,9 @@ class Rules(Value, frozen=True, gc=False):
     """Which prompts D computes itself; if None, every prompt goes to P."""
     recomputes: bool = False
     """Whether D computes the prompt itself after a failure."""
+    recomputes_last: bool = False
+    """Whether D computes the prompt itself in the last attempt that is allowed: what P needs for the others may be
+    missing, as a store that is down."""
     silence_ns: int | None = None
     """For how long, in ns, an engine counts as up after its last report. If None, engines do not report, and
     `EngineChanged` decides."""
@@ -149,11 +152,16 @@ class GovernedRouter(Router):
         return (DispatchAlone(d, asked.request, attempt.request_id),)
 
     def _retry(self, attempt: Attempt) -> RouterEffects:
-        if not self.rules.recomputes or not self.decode:
+        last = self.rules.recomputes_last and self._is_last(attempt)
+        if not (self.rules.recomputes or last) or not self.decode:
             return super()._retry(attempt)
         blamed = None if attempt.d_open else attempt.d
         aborts = self._close(attempt)
         return aborts + self._begin_alone(attempt.asked, self._next_number(attempt), blamed)
+
+    def _is_last(self, attempt: Attempt) -> bool:
+        """Whether the attempt after this one is the last that is allowed."""
+        return attempt.number + 1 >= self.max_attempts
 
     # Engines that leave.
 

@@ -213,6 +213,10 @@ class HedgingRouter(GovernedRouter):
         made, hedges = self.last.get(attempt.request, attempt.number), attempt.request in self.last
         return after_failure(code, attempt.started, made, self.max_attempts + hedges, self.resumes)
 
+    def _is_last(self, attempt: Attempt) -> bool:
+        made, hedges = self.last.get(attempt.request, attempt.number), attempt.request in self.last
+        return made + 1 >= self.max_attempts + hedges
+
     def _next_number(self, attempt: Attempt) -> int:
         if attempt.request not in self.last:
             return attempt.number + 1

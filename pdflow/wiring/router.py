@@ -143,6 +143,7 @@ def rules_of(cluster: RoutedEngines) -> Rules:
         admission=AdmissionLimits(router_config.max_inflight, router_config.max_queue_tokens),
         disaggregation=Disaggregation(table) if table else None,
         recomputes=router_config.on_failure == "recompute",
+        recomputes_last=cluster.method.stores and router_config.attempts > 1,
         silence_ns=silence_after_ns(cluster.scenario),
         abandons_silent=abandons_silent(cluster.scenario),
     )

@@ -153,6 +153,9 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
     "an answer that is whole begins again": (
         method(Answer, "whole", lambda self, attempt: None), "answers resumed", RouterFinding.ANSWER,
     ),
+    "the last attempt needs a P": (
+        method(GovernedRouter, "_is_last", lambda *_: False), "recomputed by D at last", RouterFinding.DISPATCH,
+    ),
     "an engine that falls silent keeps its legs": (
         method(GovernedRouter, "_fallen_silent", lambda self, roll, now: _kept_legs(self, roll, now)),
         "engines that fall silent are abandoned",

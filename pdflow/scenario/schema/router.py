@@ -74,7 +74,7 @@ class RouterConfig:
         default=None,
         metadata=field_doc(
             "after a failed attempt: fail the request, retry on other engines, or recompute on a decode "
-            "engine alone; default: retry, up to max_attempts"
+            "engine alone; default: retry, up to max_attempts (with kv-store the last attempt is recomputed)"
         ),
     )
     max_attempts: int | None = field(

@@ -241,3 +241,17 @@ async def test_no_request_fails_by_a_server_that_dies_and_comes_back(
             await trio.sleep(0.1)
     await quiet(backed)
     assert "Traceback" not in backed.log.read_text()
+
+
+@pytest.mark.trio
+async def test_with_retries_a_dead_store_fails_no_request(tmp_path: Path, right: list[list[int]]) -> None:
+    """Each retry would need the node that its prompt's key names; the last attempt is D's alone."""
+    overrides = (*STORE, "router.on_failure=retry", "transfer.store_nodes=1")
+    with served(tmp_path, QUICKSTART, *overrides) as cluster:
+        store = cluster.pid_of("store-0")
+        os.kill(store, signal.SIGKILL)
+        for _ in range(3):
+            found = await answers(cluster)
+            assert [answer.status for answer in found] == [200] * len(PROMPTS)
+            assert [answer.tokens for answer in found] == right
+        await quiet(cluster)

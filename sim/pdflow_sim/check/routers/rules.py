@@ -57,7 +57,7 @@ def _prefill(account: RouterAccount, effect: DispatchPrefill) -> None:
         raise Violation(RouterFinding.DISPATCH, f"{effect.request_id} is dispatched as {effect}")
     if account.setting.rules.disaggregation is not None and _all_keep(account, asked):
         raise Violation(RouterFinding.DISPATCH, f"{effect.request_id} goes to P, but D should compute it")
-    if account.setting.rules.recomputes and account.made(effect.request) and not _hedging(account):
+    if _recomputes(account, effect.request):
         raise Violation(RouterFinding.DISPATCH, f"{effect.request_id} goes to P, but D should recompute it")
     weighs = check_choice(account, "prefill", effect.engine, effect.request_id, asked)
     account.attempts[effect.request_id] = Begun(effect.request, account.made(effect.request) + 1, effect.engine)
@@ -91,9 +91,7 @@ def _decode(account: RouterAccount, effect: DispatchDecode) -> None:
 def _alone(account: RouterAccount, effect: DispatchAlone) -> None:
     asked = _begins(account, effect.request, effect.request_id)
     rules = account.setting.rules
-    recomputed = rules.recomputes and (
-        (account.made(effect.request) > 0 and not _hedging(account)) or not account.up("prefill")
-    )
+    recomputed = _recomputes(account, effect.request) or (rules.recomputes and not account.up("prefill"))
     if not recomputed and not _keeps(account, asked, effect.engine):
         raise Violation(RouterFinding.DISPATCH, f"{effect.request_id} is D's alone, without a reason")
     weighs = check_choice(account, "decode", effect.engine, effect.request_id, asked)
@@ -101,6 +99,15 @@ def _alone(account: RouterAccount, effect: DispatchAlone) -> None:
         effect.request, account.made(effect.request) + 1, d=effect.engine, reports=1
     )
     account.legs["decode", effect.request_id] = CountedLeg(effect.engine, weighs=weighs)
+
+
+def _recomputes(account: RouterAccount, request: int) -> bool:
+    """Whether D is to compute the prompt of the next attempt itself, since one has failed."""
+    rules, made = account.setting.rules, account.made(request)
+    if not made or _hedging(account):
+        return False
+    last = made + 1 - (request in account.hedged) >= account.setting.attempts
+    return rules.recomputes or (rules.recomputes_last and last)
 
 
 def _keeps(account: RouterAccount, asked: RequestArrived, d: int) -> bool:
@@ -212,7 +219,7 @@ def _reachable(account: RouterAccount, request: int) -> bool:
     """Whether the engines that a request needs are up."""
     rules, asked = account.setting.rules, account.setting.requests[request]
     p, d = account.up("prefill"), account.up("decode")
-    if rules.recomputes and d:
+    if (rules.recomputes or _recomputes(account, request)) and d:
         return True
     alone = asked.prefill_only or any(each in account.setting.aggregated for each in p)
     return bool(p) and (bool(d) or alone)
