@@ -2,7 +2,7 @@
 [--set KEY=VALUE]
 
 A whole cluster (`pdflow serve`, by default the quickstart) answers two honest clients, on a new connection for each
-request, first alone and then during each attack:
+request, in turn alone and during an attack:
 
 - long prompts, again and again: three clients with prompts of 4 MB, one with 15 MB, one with a prompt that is too long
   but not refused for its bytes;
@@ -10,8 +10,8 @@ request, first alone and then during each attack:
 - slow sockets: a process opens so many, sends a byte of a request every few seconds on each, and opens those anew that
   the router closes, at most 200 a second; /health is asked meanwhile.
 
-Printed are the times of honest requests and their ratio to those without an attack, the statuses of the attackers, and
-the router's resident memory before, at most and after. The attackers share the machine with the cluster.
+Printed are the times of honest requests and their ratio to those without an attack, what the attackers got in the last
+round, and the router's resident memory before, at most and after. The attackers share the machine with the cluster.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +43,7 @@ QUICKSTART = ROOT / "examples/serve-quickstart.toml"
 ROUTER = "pdflow_runtime.router.front"
 HONEST = {"prompt": "A prefill engine computes", "max_tokens": 8}
 HONEST_CLIENTS = 2
+ROUNDS = 3
 REOPENED_PER_S = 200
 BYTE_EVERY_S = 5.0
 RESERVE = 64
@@ -73,8 +75,8 @@ class Measured:
         self.times: list[float] = []
         self.health: list[float] = []
         self.failed: Counter[str] = Counter()
-        self.router_cpu = 0.0
-        """Of one core."""
+        self.cpu_s = self.wall_s = 0.0
+        """Of the router."""
 
     @property
     def median_ms(self) -> float:
@@ -93,7 +95,6 @@ class Hostile:
         self.seconds = seconds
         self.router = cluster.pid_of(ROUTER)
         self.peak_mb = 0.0
-        self.alone = Measured()
 
     def rss_mb(self) -> float:
         pages = int(Path(f"/proc/{self.router}/statm").read_text().split()[1])
@@ -105,23 +106,31 @@ class Hostile:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     async def run(self, sockets: int) -> None:
-        await self.measure(5)
+        self.sockets = sockets
+        await self.measure(5, Measured())
         before = self.rss_mb()
-        self.alone = await self.measure(self.seconds)
-        self.show("no attack", self.alone)
-        await self.long_prompts()
-        await self.malformed()
-        await self.slow_sockets(sockets)
+        await self.compare("long prompts", self.long_prompts)
+        await self.compare("malformed requests", self.malformed)
+        await self.compare("slow sockets", self.slow_sockets)
         await trio.sleep(SETTLE_S)
-        self.show("no attack, again", await self.measure(self.seconds))
         after = self.rss_mb()
         sys.stdout.write(
             f"router's resident memory: {before:.0f} MB before, {self.peak_mb:.0f} MB at most, {after:.0f} MB after "
             f"({after / before:.2f} times)\n"
         )
 
-    async def measure(self, seconds: float) -> Measured:
-        found = Measured()
+    async def compare(self, what: str, attack: Callable[[Measured], Awaitable[list[str]]]) -> None:
+        """Measure in turn without and with the attack: what else the machine does changes from minute to minute."""
+        alone, attacked = Measured(), Measured()
+        for _ in range(ROUNDS):
+            await self.measure(self.seconds, alone)
+            lines = await attack(attacked)
+        self.show(f"{what}: without ", alone, alone)
+        self.show(f"{what}: with    ", attacked, alone)
+        sys.stdout.writelines(f"  {line}\n" for line in lines)
+        sys.stdout.flush()
+
+    async def measure(self, seconds: float, found: Measured) -> None:
         cpu_s, begun = self.cpu_s(), time.perf_counter()
         with trio.move_on_after(seconds):
             async with trio.open_nursery() as nursery:
@@ -129,8 +138,8 @@ class Hostile:
                     nursery.start_soon(self._honest, found)
                 nursery.start_soon(self._health, found)
                 nursery.start_soon(self._watch_memory)
-        found.router_cpu = (self.cpu_s() - cpu_s) / (time.perf_counter() - begun)
-        return found
+        found.cpu_s += self.cpu_s() - cpu_s
+        found.wall_s += time.perf_counter() - begun
 
     async def _honest(self, found: Measured) -> None:
         while True:
@@ -163,20 +172,17 @@ class Hostile:
             self.peak_mb = max(self.peak_mb, self.rss_mb())
             await trio.sleep(0.1)
 
-    def show(self, what: str, found: Measured, *attack: str) -> None:
-        ratio = found.median_ms / self.alone.median_ms, found.p95_ms / self.alone.p95_ms
+    def show(self, what: str, found: Measured, alone: Measured) -> None:
+        ratio = found.median_ms / alone.median_ms, found.p95_ms / alone.p95_ms
         failed = ", ".join(f"{count} x {name}" for name, count in sorted(found.failed.items())) or "none"
         sys.stdout.write(
-            f"{what}: {len(found.times)} honest requests, median {found.median_ms:.1f} ms ({ratio[0]:.2f} times), "
+            f"{what} {len(found.times)} honest requests, median {found.median_ms:.1f} ms ({ratio[0]:.2f} times), "
             f"95 % within {found.p95_ms:.1f} ms ({ratio[1]:.2f} times); failed: {failed}; "
             f"/health {len(found.health)} times, at most {1e3 * max(found.health):.1f} ms; "
-            f"the router used {100 * found.router_cpu:.0f} % of a core\n"
+            f"the router used {100 * found.cpu_s / found.wall_s:.0f} % of a core\n"
         )
-        for line in attack:
-            sys.stdout.write(f"  {line}\n")
-        sys.stdout.flush()
 
-    async def long_prompts(self) -> None:
+    async def long_prompts(self, found: Measured) -> list[str]:
         bodies = {
             "4 MB": msgspec.json.encode({"prompt": "a " * 1_999_000, "max_tokens": 1}),
             "15 MB": msgspec.json.encode({"prompt": "a " * 7_500_000, "max_tokens": 1}),
@@ -200,13 +206,14 @@ class Hostile:
             four, *others = bodies
             for name in (four, four, four, *others):
                 nursery.start_soon(attack, name)
-            found = await self.measure(self.seconds)
+            await self.measure(self.seconds, found)
             nursery.cancel_scope.cancel()
         lines = [f"{name}, {count} times" for name, count in sorted(statuses.items())]
-        lines += [f"{name}: answered within {1e3 * max(of_one):.0f} ms" for name, of_one in times.items() if of_one]
-        self.show("long prompts", found, *lines)
+        return lines + [
+            f"{name}: answered within {1e3 * max(of_one):.0f} ms" for name, of_one in times.items() if of_one
+        ]
 
-    async def malformed(self) -> None:
+    async def malformed(self, found: Measured) -> list[str]:
         statuses: Counter[str] = Counter()
         slowest = 0.0
 
@@ -226,26 +233,31 @@ class Hostile:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(attack)
-            found = await self.measure(self.seconds)
+            await self.measure(self.seconds, found)
             nursery.cancel_scope.cancel()
         lines = [f"{name}, {count} times" for name, count in sorted(statuses.items())]
-        self.show("malformed requests", found, *lines, f"answered within {1e3 * slowest:.0f} ms")
+        return [*lines, f"answered within {1e3 * slowest:.0f} ms"]
 
-    async def slow_sockets(self, sockets: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.hostile", "--attack", f"{self.cluster.host}:{self.cluster.port}"]
+    async def slow_sockets(self, found: Measured) -> list[str]:
+        command = [sys.executable, "-m", "benchmarks.hostile", "--sockets", str(self.sockets)]
+        command += ["--attack", f"{self.cluster.host}:{self.cluster.port}"]
         with subprocess.Popen(
-            [*command, "--sockets", str(sockets)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+            [*command, "--sockets", str(self.sockets)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         ) as process:
             try:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 opened = await trio.to_thread.run_sync(process.stdout.readline)
-                found = await self.measure(self.seconds)
+                await self.measure(self.seconds, found)
                 process.stdin.close()
                 ended = await trio.to_thread.run_sync(process.stdout.readline)
             finally:
                 process.kill()
-        self.show("slow sockets", found, opened.strip(), ended.strip())
+        return [opened.strip(), ended.strip()]
 
 
 class SlowSockets:
@@ -306,7 +318,7 @@ class SlowSockets:
 
 def main() -> int:
     parser = argparse.ArgumentParser("benchmarks.hostile", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each phase, of which there are 18")
     parser.add_argument("--sockets", type=int, default=10_000, help="slow sockets")
     parser.add_argument("--scenario", type=Path, default=QUICKSTART)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
