@@ -27,7 +27,7 @@ from pdflow_runtime.process.addresses import (
     EngineAddress,
     EngineGone,
     EngineLeaving,
-    News,
+    EngineNews,
     reached_at,
     read_report_answer,
 )
@@ -84,7 +84,7 @@ class Reporter:
         await self._report(EngineGone(self.address.engine, self.address.incarnation))
         self._client.close()
 
-    async def _report(self, news: News) -> None:
+    async def _report(self, news: EngineNews) -> None:
         """Send one report; give up when the next one is due."""
         at = self.router
         if at is None:

@@ -83,7 +83,7 @@ def running(first: str, folder: Path) -> dict[str, str]:
     site = folder / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(first)
-    return {"PYTHONPATH": os.pathsep.join((str(site), str(ROOT)))}
+    return {"PYTHONPATH": os.pathsep.join(map(str, (site, ROOT, ROOT / "sim", ROOT / "runtime")))}
 
 
 @cache
