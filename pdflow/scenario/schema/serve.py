@@ -37,7 +37,8 @@ class Serve:
     router: str | None = field(
         default=None,
         metadata=field_doc(
-            "HOST:PORT at which separately started engines reach the router; default: `host` and `port`",
+            "HOST:PORT at which separately started engines reach the router, or several, separated by commas; "
+            "default: `host` and `port`",
             NOT_EMPTY,
         ),
     )
