@@ -22,8 +22,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -56,7 +56,8 @@ from pdflow_runtime.process.logs import log_to_stderr
 from pdflow_runtime.process.processes import drain_on_signal, exit_text, run_to_exit_code
 from pdflow_runtime.process.router_pipe import RouterPipe
 from pdflow_runtime.router.front import listening
-from pdflow_runtime.security.secret import secret_of
+from pdflow_runtime.security.local_secret import new_secret, written_for_operators
+from pdflow_runtime.security.secret import LOCAL_VARIABLE, secret_of
 from pdflow_runtime.security.tls import tls_of
 from pdflow_runtime.simulated_only import live_notes
 from pdflow_runtime.store.build import stores_of
@@ -122,6 +123,8 @@ class Cluster:
         self.up_s: Final = UP_S + weights_bytes(scenario) / SLOWEST_BYTES_PER_S
         """Time for a process to report that it is up."""
         self.stopping = False
+        self.secret: Final[dict[str, str]] = {} if secret_of(scenario) else {LOCAL_VARIABLE: new_secret()}
+        """A secret that was made for this cluster, in the environment of its processes."""
         self.link: Final = RouterPipe()
         self._listener: Final = listener
         self._started: Final[set[str]] = set(self.engines)
@@ -244,6 +247,7 @@ class Cluster:
         environment = {
             "UCX_NET_DEVICES": "lo",
             **os.environ,
+            **self.secret,
             "OMP_NUM_THREADS": str(self.scenario.serve.threads),
             **self.environments.get(name, {}),
         }
@@ -362,6 +366,29 @@ def prepare(scenario: ResolvedScenario) -> socket.socket:
     return listening(scenario)
 
 
+@contextmanager
+def operators_file_of(cluster: Cluster, listener: socket.socket) -> Iterator[None]:
+    """Keep the file with the cluster's own secret, if it has one, for operators of this host."""
+    text = cluster.secret.get(LOCAL_VARIABLE)
+    if text is None:
+        yield
+        return
+    port = listener.getsockname()[1]
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(written_for_operators(port, text))
+            log.info(
+                "operators: curl -H @%s http://%s:%d/admin/state", path, reached_at(cluster.scenario.serve.host), port
+            )
+        except OSError as error:
+            log.warning(
+                "/admin and pdflow top cannot be used: the file with the secret cannot be written (%s): set "
+                "XDG_RUNTIME_DIR to a directory of your own, or PDFLOW_SECRET",
+                error,
+            )
+        yield
+
+
 async def kill(processes: Iterable[trio.Process]) -> None:
     """Kill the processes that still run, and remove the files of those that had no time to do it themselves."""
     running = [process for process in processes if process.poll() is None]
@@ -397,7 +424,8 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
         log.info("cluster is up: serving model %s with %s", scenario.model.name, ", ".join(cluster.engines))
 
     try:
-        await cluster.run(up)
+        with operators_file_of(cluster, listener):
+            await cluster.run(up)
     finally:
         listener.close()
         with trio.CancelScope(shield=True):

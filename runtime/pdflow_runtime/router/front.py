@@ -54,7 +54,8 @@ from pdflow_runtime.router.choices import Several
 from pdflow_runtime.router.prompts import Prompts
 from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import SESSION, governed_of, seats_of, session_of
-from pdflow_runtime.security.secret import secret_beyond_loopback, secret_of
+from pdflow_runtime.security.host_header import HostCheck
+from pdflow_runtime.security.secret import local_secret, secret_beyond_loopback, secret_of
 from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.transports.named import transport_named
@@ -72,13 +73,19 @@ FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 class Front:
     """The router's HTTP API: that of clients, and behind the gate that of operators."""
 
-    def __init__(self, node: LiveRouterNode, prompts: Prompts, admin: Admin, gate: Gate | None) -> None:
+    def __init__(
+        self, node: LiveRouterNode, prompts: Prompts, admin: Admin, gate: Gate | None, hosts: HostCheck | None = None
+    ) -> None:
         self.node: Final = node
         self.prompts: Final = prompts
         self.started_s: Final = wall_s()
         self.admin: Final = admin
         self.gate: Final = gate
         """Authenticates operators; None: there is no operator's API over HTTP."""
+        self.hosts: Final = hosts or HostCheck()
+        """Refuses requests by names that are not the router's."""
+        self.checks_every_host = False
+        """Whether every request is checked; else those of operators are."""
         self.here: Coordinates
         """The address at which clients connect."""
 
@@ -89,6 +96,8 @@ class Front:
             await responder.reply(error.status, (JSON,), error.body())
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:
+        if self.checks_every_host or request.path.startswith("/admin/"):
+            self.hosts.check(request)
         match request.method, request.path:
             case "POST", "/v1/completions":
                 asked = read_completion(request.body)
@@ -169,8 +178,9 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     """Make the router, and serve until drained or cancelled. Args: `descriptor`, of an inherited socket that listens at
     the router's address; None: one is made."""
     serve_config = scenario.serve
-    secret = secret_of(scenario) if child else secret_beyond_loopback(scenario, "host")
-    gate = None if secret is None and not is_loopback(serve_config.host) else Gate(secret, ROUTER)
+    secret = (secret_of(scenario) or local_secret()) if child else secret_beyond_loopback(scenario, "host")
+    hosts = HostCheck((serve_config.host, *serve_config.host_names))
+    gate = None if secret is None and not is_loopback(serve_config.host) else Gate(secret, ROUTER, hosts=hosts)
     builder = LiveBuilder(scenario, transport_named(serve_config.transport))
     prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
     client = HttpClient()
@@ -187,7 +197,8 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     )
     named = engines_of(scenario.pools)
     spares = [name for name in node.members.seats if name not in named]
-    app = Front(node, open_prompts(scenario), Admin(node, spares, request_start if child else None), gate)
+    app = Front(node, open_prompts(scenario), Admin(node, spares, request_start if child else None), gate, hosts)
+    app.checks_every_host = is_loopback(serve_config.host)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
