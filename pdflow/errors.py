@@ -4,7 +4,8 @@
     ├── ScenarioError            bad input: every problem found, each with its location        exit 2
     ├── MissingBackendError      something optional that was asked for is not installed        exit 2
     ├── InvariantError           a safety invariant did not hold: a fault was found            exit 1
-    └── BudgetError              a limit on time or work came first                            exit 3
+    ├── BudgetError              a limit on time or work came first                            exit 3
+    └── RouterLostError          a live cluster's router ended again and again                 exit 4
 
 `LocalProtocolError` (our caller misused the state machine) is defined in the protocol; what a peer sends is data and
 raises nothing. KeyboardInterrupt, which Ctrl-C and SIGTERM raise, is no error of ours: the command keeps the results
@@ -24,6 +25,7 @@ EXIT_NOT_SO: Final = 1
 """The thing asked about is not so: an invariant was violated, no design meets the SLO, a fault was found."""
 EXIT_BAD_INPUT: Final = 2
 EXIT_BUDGET: Final = 3
+EXIT_ROUTER_LOST: Final = 4
 EXIT_INTERRUPTED: Final = 130
 
 
@@ -83,3 +85,9 @@ class BudgetError(PdflowError):
     """A limit on time or work was reached before an answer."""
 
     exit_code = EXIT_BUDGET
+
+
+class RouterLostError(PdflowError):
+    """The router of a live cluster ended again and again before it was ready; the cluster has been stopped."""
+
+    exit_code = EXIT_ROUTER_LOST

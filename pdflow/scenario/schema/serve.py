@@ -30,6 +30,13 @@ class Serve:
         default="127.0.0.1",
         metadata=field_doc("address that the router listens on", NOT_EMPTY),
     )
+    host_names: tuple[str, ...] = field(
+        default=(),
+        metadata=field_doc(
+            "names by which requests may address the router (their Host header) in addition to IP addresses, "
+            "localhost and `host`; other names are refused for /admin, and for all paths on loopback"
+        ),
+    )
     port: int = field(default=8000, metadata=field_doc("port of the router; 0: any free port", PORT))
     connections: int = field(
         default=4096,
@@ -54,7 +61,8 @@ class Serve:
     router: str | None = field(
         default=None,
         metadata=field_doc(
-            "HOST:PORT at which separately started engines reach the router; default: `host` and `port`",
+            "HOST:PORT at which separately started engines reach the router, or several, separated by commas; "
+            "default: `host` and `port`",
             NOT_EMPTY,
         ),
     )

@@ -78,7 +78,7 @@ class Probe:
 
     def __init__(self, client: HttpClient, host: str, port: int, model: str, seed: int) -> None:
         self._client: Final = client
-        self._signer: Final = operators_signer()
+        self._signer: Final = operators_signer(host, port)
         self._at: Final = RequestTarget(host, port, COMPLETIONS, (JSON,))
         self._form: Final = RequestForm(path=COMPLETIONS, model=model, ignore_eos=True, sampling={"temperature": 0.0})
         self._contents: Final = Contents(seed, 1)

@@ -84,7 +84,7 @@ class Record:
             yield
             return
         make_folder(self.out)
-        stem = f"{node.name}-{incarnation:016x}"
+        stem = self._stem(node.name, incarnation)
         offset = wall_offset_ns()
         with ExitStack() as stack:
             _note(node, stack.enter_context(_opened(self.out / f"{stem}.{NOTES_NAME}")), offset)
@@ -97,6 +97,14 @@ class Record:
                 )
                 _observe(node, EventsWriter(stack.enter_context(_opened(path)), header, path), offset)
             yield
+
+    def _stem(self, name: str, incarnation: int) -> str:
+        """Return the beginning of the names of a process's files. A router that was restarted, which has no
+        incarnation, takes the next number, so that its predecessor's files stay."""
+        assert self.out is not None
+        while (self.out / f"{name}-{incarnation:016x}.{NOTES_NAME}").exists():
+            incarnation += 1
+        return f"{name}-{incarnation:016x}"
 
     def conclude(self, scenario: ResolvedScenario) -> Result | None:
         """Merge the files of all processes into those of one run, and remove them. OutputError."""

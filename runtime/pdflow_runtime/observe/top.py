@@ -75,7 +75,7 @@ def room(staging: dict[str, Any] | None) -> str:
 
 async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:
     try:
-        signed = operators_signer().sign(ROUTER, "GET", STATE, b"")
+        signed = operators_signer(host, port).sign(ROUTER, "GET", STATE, b"")
         async with client.request("GET", host, port, STATE, signed) as response:
             answer = await response.read()
         if response.status == 200:
@@ -83,8 +83,9 @@ async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:
             return state
     except (UpstreamError, msgspec.DecodeError) as error:
         raise NoClusterError(f"http://{host}:{port}: {error}") from None
+    secret = "; set PDFLOW_SECRET to the cluster's secret" if response.status == 401 else ""
     raise NoClusterError(
-        f"http://{host}:{port} is not a pdflow router, or rejects this request: HTTP {response.status}"
+        f"http://{host}:{port} is not a pdflow router, or rejects this request: HTTP {response.status}{secret}"
     )
 
 

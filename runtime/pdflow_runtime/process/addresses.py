@@ -73,6 +73,24 @@ class EngineGone(msgspec.Struct, frozen=True, tag="gone"):
     """The engine was ordered to end, and is not started again without an order."""
 
 
+class DrainOrder(msgspec.Struct, frozen=True, tag="drained"):
+    """An operator's order that an engine gets no new requests (or gets them again): the router reports it to the
+    supervisor, and the supervisor to a router that it has restarted."""
+
+    engine: str
+    drained: bool
+
+
+class StartOrder(msgspec.Struct, frozen=True, tag="start"):
+    """The router's order to the supervisor to start an engine."""
+
+    engine: str
+
+
+class AllReported(msgspec.Struct, frozen=True, tag="all"):
+    """The line after which the router knows what the supervisor knew when it started the router."""
+
+
 class ReportAnswer(msgspec.Struct, frozen=True):
     """The router's answer to a report."""
 
@@ -85,7 +103,13 @@ class RouterAddress(msgspec.Struct, frozen=True, tag="router"):
     at: Coordinates
 
 
-News = EngineAddress | EngineLeaving | EngineGone
+EngineNews = EngineAddress | EngineLeaving | EngineGone
+"""What an engine reports of itself."""
+News = EngineNews | DrainOrder | AllReported
+"""What the supervisor reports to its router."""
+Order = StartOrder | DrainOrder
+"""What the router reports to its supervisor."""
 read_news = msgspec.json.Decoder(News).decode
+read_order = msgspec.json.Decoder(Order).decode
 read_report_answer = msgspec.json.Decoder(ReportAnswer).decode
 read_router = msgspec.json.Decoder(RouterAddress).decode

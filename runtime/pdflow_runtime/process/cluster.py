@@ -3,7 +3,12 @@ every node of a store, which is treated as one more engine here.
 
 An engine whose process ends is reported to the router at once, and started again, with memory and an incarnation of its
 own. An engine that ends again and again is restarted after longer pauses; one that ends with exit code 0 was ordered
-to. The router says which engines are to be added. If its process ends, so does the cluster.
+to. The router says which engines are to be added.
+
+A router whose process ends is started again. The engines stay, with their KV: they cancel the requests of the router's
+closed connections, and KV that no engine fetches any more is free when its lease ends. The supervisor owns the socket
+at which the router accepts: the next router has the same port, and a client that connects in between waits for it. A
+router that ends ROUTER_STARTS times in a row before it is ready ends the cluster (EXIT_ROUTER_LOST).
 
 To stop, the router is drained first, then the decode engines: no new prompt comes by then, and what they still hold has
 an end. Then the others end, whatever they hold.
@@ -14,17 +19,18 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 import trio
 
-from pdflow.errors import EXIT_BAD_INPUT, PdflowError, Problem, ScenarioError
+from pdflow.errors import EXIT_BAD_INPUT, PdflowError, Problem, RouterLostError, ScenarioError
 from pdflow.protocol.values import S
 from pdflow.scenario.reading.load import load
 from pdflow.scenario.schema.scenario import ResolvedScenario
@@ -34,12 +40,24 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import config_of, folder_of, is_synthetic, need_torch, weights_bytes
 from pdflow_runtime.observe.record import Record
-from pdflow_runtime.process.addresses import EngineAddress, EngineGone, News, RouterAddress, is_loopback, reached_at
+from pdflow_runtime.process.addresses import (
+    DrainOrder,
+    EngineAddress,
+    EngineGone,
+    Order,
+    RouterAddress,
+    StartOrder,
+    is_loopback,
+    reached_at,
+    read_order,
+)
 from pdflow_runtime.process.devices import Environment, gpu_environments
 from pdflow_runtime.process.logs import log_to_stderr
 from pdflow_runtime.process.processes import drain_on_signal, exit_text, run_to_exit_code
+from pdflow_runtime.process.router_pipe import RouterPipe
 from pdflow_runtime.router.front import listening
-from pdflow_runtime.security.secret import secret_of
+from pdflow_runtime.security.local_secret import new_secret, written_for_operators
+from pdflow_runtime.security.secret import LOCAL_VARIABLE, secret_of
 from pdflow_runtime.security.tls import tls_of
 from pdflow_runtime.simulated_only import live_notes
 from pdflow_runtime.store.build import stores_of
@@ -56,6 +74,8 @@ SLOWEST_BYTES_PER_S: Final = 100e6
 """The rate at which a model is read: a disk in a network."""
 AGAIN_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Pause between the end of a process and its restart, by how many have ended one after the other."""
+ROUTER_STARTS: Final = 5
+"""Attempts to start a router again, one after the other, before the cluster is ended."""
 BACKOFF_RESET_S: Final = 60.0
 """A process that ran so long did not end for the reason for which the one before did."""
 
@@ -67,17 +87,19 @@ class StartError(PdflowError):
 
 
 class ComponentProcess:
-    """The process of a component. `first_line` is the first line of its standard output."""
+    """The process of a component. `first_line` is the first line of its standard output, and `rest` what was read
+    after it."""
 
-    def __init__(self, name: str, process: trio.Process, first_line: bytes) -> None:
+    def __init__(self, name: str, process: trio.Process, first_line: bytes, rest: bytes = b"") -> None:
         self.name: Final = name
         self.process: Final = process
         self.first_line: Final = first_line
+        self.rest: Final = rest
 
 
 class Cluster:
     """The processes of a cluster. Args: those that every process is started with: the scenario, its file, and what
-    replaces values of it; and variables of the environment, by process."""
+    replaces values of it; variables of the environment, by process; and the socket at which the router accepts."""
 
     def __init__(
         self,
@@ -86,6 +108,7 @@ class Cluster:
         overrides: tuple[str, ...],
         record: Record,
         environments: Mapping[str, Environment],
+        listener: socket.socket,
     ) -> None:
         self.scenario: Final = scenario
         self.environments: Final = environments
@@ -100,8 +123,13 @@ class Cluster:
         self.up_s: Final = UP_S + weights_bytes(scenario) / SLOWEST_BYTES_PER_S
         """Time for a process to report that it is up."""
         self.stopping = False
-        self._send_lock: Final = trio.Lock()
-        """Two engines may end at once, and only one may write."""
+        self.secret: Final[dict[str, str]] = {} if secret_of(scenario) else {LOCAL_VARIABLE: new_secret()}
+        """A secret that was made for this cluster, in the environment of its processes."""
+        self.link: Final = RouterPipe()
+        self._listener: Final = listener
+        self._started: Final[set[str]] = set(self.engines)
+        """Engines that run or are being started."""
+        self._restarting_router: Final = trio.CancelScope()
 
     async def run(self, up: Callable[[str], None]) -> None:
         """Run until ordered to stop. `up` is called with the router's URL once requests can be served."""
@@ -109,17 +137,58 @@ class Cluster:
             self._nursery = nursery
             components = await self._start_all()
             self.router = components.pop(ROUTER)
-            nursery.start_soon(self._read_router)
+            nursery.start_soon(self._read_router, self.router)
             for component in components.values():
                 await self._live(component)
             grace_s = 2 * self.scenario.serve.drain_s + 5
             nursery.start_soon(drain_on_signal, self.stop, grace_s, nursery.cancel_scope)
             up(self.router.first_line.decode().strip())
-            await self.router.process.wait()
-            if not self.stopping:
-                raise StartError(f"the router {exit_text(self.router.process.returncode)}; shutting down")
-            await self._end_engines()
+            try:
+                with self._restarting_router:
+                    await self._keep_router()
+            finally:
+                self.stopping = True
+                with trio.move_on_after(grace_s):
+                    await self._end_engines()
             nursery.cancel_scope.cancel()
+
+    async def _keep_router(self) -> None:
+        """Start the router again whenever it has ended, until the cluster is stopped. RouterLostError."""
+        deaths = 0
+        while True:
+            begun = now_ns()
+            await self.router.process.wait()
+            await self.link.disconnect()
+            if self.stopping:
+                return
+            deaths = 0 if now_ns() - begun > BACKOFF_RESET_S * S else deaths
+            pause_s = AGAIN_S[min(deaths, len(AGAIN_S) - 1)]
+            how = exit_text(self.router.process.returncode)
+            log.error("%s %s; restarting it in %g s; the engines stay up, open requests are lost", ROUTER, how, pause_s)
+            await trio.sleep(pause_s)
+            self.router = await self._router_again()
+            deaths += 1
+            self._nursery.start_soon(self._read_router, self.router)
+            log.info("the router is up again, with %d engines", len(self.link.up))
+
+    async def _router_again(self) -> ComponentProcess:
+        """Start a router, and try again a few times. RouterLostError."""
+        for attempt in range(1, ROUTER_STARTS + 1):
+            try:
+                return await self._start_router()
+            except StartError as error:
+                log.error("%s (attempt %d of %d)", error, attempt, ROUTER_STARTS)
+                await self.link.disconnect()
+            if attempt < ROUTER_STARTS:
+                await trio.sleep(AGAIN_S[min(attempt - 1, len(AGAIN_S) - 1)])
+        raise RouterLostError(
+            f"the router ended, and {ROUTER_STARTS} attempts to start it again failed: the cluster stops; the router's "
+            "messages are above"
+        )
+
+    async def _start_router(self) -> ComponentProcess:
+        listener = self._listener.fileno()
+        return await self._start(ROUTER, "pdflow_runtime.router.front", "--listener", str(listener), inherits=listener)
 
     async def _end_engines(self) -> None:
         """End all engines, once no request can come. Decode engines end first: what they hold may wait for a message of
@@ -148,28 +217,37 @@ class Cluster:
         begun = now_ns()
         log.info("starting %d processes: %s, %s", 1 + len(self.engines), ROUTER, ", ".join(self.engines))
 
-        async def begin(name: str, module: str, *args: str) -> None:
-            components[name] = await self._start(name, module, *args)
+        async def begin(name: str) -> None:
+            components[name] = await (self._start_router() if name == ROUTER else self._start_engine(name))
             ready, after_s = len(components), (now_ns() - begun) / S
             log.info("%s is ready (%d of %d), after %.1f s", name, ready, 1 + len(self.engines), after_s)
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(begin, ROUTER, "pdflow_runtime.router.front")
-            for name in self.engines:
-                nursery.start_soon(begin, name, "pdflow_runtime.process.worker", "--name", name)
+            for name in (ROUTER, *self.engines):
+                nursery.start_soon(begin, name)
         return {name: components[name] for name in (ROUTER, *self.engines)}
 
     def stop(self) -> None:
+        """Stop the router, and after it the engines. Clients that connect from now on are refused."""
         self.stopping = True
-        end(self.router.process)
+        self._listener.close()
+        if self.router.process.poll() is None:
+            end(self.router.process)
+        else:
+            self._restarting_router.cancel()
 
-    async def _start(self, name: str, module: str, *args: str) -> ComponentProcess:
-        """Start a process, and wait for the line in which it reports that it is up. StartError if none comes."""
+    async def _start_engine(self, name: str) -> ComponentProcess:
+        return await self._start(name, "pdflow_runtime.process.worker", "--name", name)
+
+    async def _start(self, name: str, module: str, *args: str, inherits: int | None = None) -> ComponentProcess:
+        """Start a process, and wait for the line in which it reports that it is up. StartError if none comes. Args:
+        `inherits`, a file descriptor that the process gets."""
         command = [sys.executable, "-m", module, *self.common, *args]
         # Engines keep to this host, so UCX does.
         environment = {
             "UCX_NET_DEVICES": "lo",
             **os.environ,
+            **self.secret,
             "OMP_NUM_THREADS": str(self.scenario.serve.threads),
             **self.environments.get(name, {}),
         }
@@ -179,11 +257,15 @@ class Cluster:
             stdout=subprocess.PIPE,
             env=environment,
             start_new_session=True,
+            pass_fds=() if inherits is None else (inherits,),
         )
         self.processes[name] = process
+        assert process.stdin is not None
         assert process.stdout is not None
         first_line = b""
         with trio.move_on_after(self.up_s):
+            if name == ROUTER:
+                await self.link.connect(process.stdin)
             while b"\n" not in first_line and (data := await process.stdout.receive_some()):
                 first_line += data
         if b"\n" not in first_line:
@@ -192,11 +274,12 @@ class Cluster:
             raise StartError(
                 f"{name} did not start: it exited, or took more than {self.up_s:.0f} s; its messages are above"
             )
-        return ComponentProcess(name, process, first_line)
+        first_line, _, rest = first_line.partition(b"\n")
+        return ComponentProcess(name, process, first_line, rest)
 
     async def _live(self, component: ComponentProcess, deaths: int = 0) -> None:
         """Report an engine that is up to the router, and watch its process."""
-        await self._send_to_router(msgspec.json.decode(component.first_line, type=EngineAddress))
+        await self.link.report(msgspec.json.decode(component.first_line, type=EngineAddress))
         if self.reports:
             assert component.process.stdin is not None
             with suppress(trio.BrokenResourceError):
@@ -209,8 +292,9 @@ class Cluster:
         if self.stopping:
             return
         for_good = component.process.returncode == 0
-        await self._send_to_router(EngineGone(component.name, for_good=for_good))
+        await self.link.report(EngineGone(component.name, for_good=for_good))
         if for_good:
+            self._started.discard(component.name)
             log.info("%s exited, as ordered; not restarted", component.name)
             return
         deaths = 0 if now_ns() - begun > BACKOFF_RESET_S * S else deaths
@@ -223,7 +307,7 @@ class Cluster:
         """Start an engine, and try again until it comes up."""
         while True:
             try:
-                component = await self._start(name, "pdflow_runtime.process.worker", "--name", name)
+                component = await self._start_engine(name)
             except StartError as error:
                 log.error("%s", error)
                 await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
@@ -232,32 +316,36 @@ class Cluster:
             await self._live(component, deaths)
             return
 
-    async def _read_router(self) -> None:
-        """Start the engines that the router names, one on each line of its output."""
-        stdout = self.router.process.stdout
+    async def _read_router(self, router: ComponentProcess) -> None:
+        """Follow the router's orders, one on each line of its output, until it ends."""
+        stdout, rest = router.process.stdout, router.rest
         assert stdout is not None
-        rest = b""
-        async for data in stdout:
-            *names, rest = (rest + bytes(data)).split(b"\n")
-            for name in names:
-                self._nursery.start_soon(self._begin, name.decode())
+        async with stdout:
+            while True:
+                *lines, rest = rest.split(b"\n")
+                for line in lines:
+                    self._follow(read_order(line))
+                data = await stdout.receive_some()
+                if not data:
+                    return
+                rest += data
+
+    def _follow(self, order: Order) -> None:
+        match order:
+            case DrainOrder():
+                self.link.ordered(order)
+            case StartOrder(name) if name not in self._started:
+                self._started.add(name)
+                self._nursery.start_soon(self._begin, name)
 
     def _router_at(self) -> Coordinates:
         at = urlsplit(self.router.first_line.decode().strip())
         return Coordinates(reached_at(at.hostname or ""), at.port or 0)
 
-    async def _send_to_router(self, news: News) -> None:
-        stdin = self.router.process.stdin
-        assert stdin is not None
-        try:
-            async with self._send_lock:
-                await stdin.send_all(msgspec.json.encode(news) + b"\n")
-        except trio.BrokenResourceError:
-            log.warning("could not report %s to the router: the router's process has closed its stdin", news.engine)
 
-
-def prepare(scenario: ResolvedScenario) -> None:
-    """Check once what every process would complain of, and make what they share."""
+def prepare(scenario: ResolvedScenario) -> socket.socket:
+    """Check once what every process would complain of, and make what they share. Returns the socket at which the
+    router accepts."""
     serve_config = scenario.serve
     transport_named(serve_config.transport)
     if (caution := caution_of(serve_config.transport)) is not None:
@@ -275,7 +363,41 @@ def prepare(scenario: ResolvedScenario) -> None:
             "several hosts start each component with --role (docs/hosts.md)"
         )
         raise ScenarioError([Problem(scenario.path, "serve.engine_host", problem)])
-    listening(scenario).close()
+    return listening(scenario)
+
+
+@contextmanager
+def operators_file_of(cluster: Cluster, listener: socket.socket) -> Iterator[None]:
+    """Keep the file with the cluster's own secret, if it has one, for operators of this host."""
+    text = cluster.secret.get(LOCAL_VARIABLE)
+    if text is None:
+        yield
+        return
+    port = listener.getsockname()[1]
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(written_for_operators(port, text))
+            log.info(
+                "operators: curl -H @%s http://%s:%d/admin/state", path, reached_at(cluster.scenario.serve.host), port
+            )
+        except OSError as error:
+            log.warning(
+                "/admin and pdflow top cannot be used: the file with the secret cannot be written (%s): set "
+                "XDG_RUNTIME_DIR to a directory of your own, or PDFLOW_SECRET",
+                error,
+            )
+        yield
+
+
+async def kill(processes: Collection[trio.Process]) -> None:
+    """Kill the processes that still run, and remove the files of those that had no time to do it themselves."""
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+    for process in processes:
+        # Reaped, a process is gone, and what it has left is swept. One that had ended before may not be reaped yet.
+        await process.wait()
+    sweep()
 
 
 def end(process: trio.Process) -> None:
@@ -283,20 +405,11 @@ def end(process: trio.Process) -> None:
         process.send_signal(signal.SIGTERM)
 
 
-async def kill_all(processes: Collection[trio.Process]) -> None:
-    """Kill those that still run, and wait for their end."""
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-    for process in processes:
-        await process.wait()
-
-
 async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...], record: Record) -> None:
     """Run a cluster, from the first process to the last. Its URL is the first line on stdout."""
     refuse_what_is_not_served(scenario)
     environments = gpu_environments(scenario)
-    prepare(scenario)
+    listener = prepare(scenario)
     if is_synthetic(scenario):
         log.info(
             "engines are synthetic: they compute no model; each step lasts as long as the scenario's cost model says"
@@ -304,7 +417,7 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
     for note in live_notes(scenario):
         log.info("note: %s", note)
     record.begin()
-    cluster = Cluster(scenario, file, overrides, record, environments)
+    cluster = Cluster(scenario, file, overrides, record, environments, listener)
 
     def up(url: str) -> None:
         sys.stdout.write(url + "\n")
@@ -313,12 +426,12 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
 
     sweep()  # what a cluster has left that was killed itself
     try:
-        await cluster.run(up)
+        with operators_file_of(cluster, listener):
+            await cluster.run(up)
     finally:
+        listener.close()
         with trio.CancelScope(shield=True):
-            await kill_all(cluster.processes.values())
-        # After a failed start, too. A process is reaped by now: what it has left is that of no process.
-        sweep()
+            await kill(cluster.processes.values())
         if record.conclude(scenario) is not None:
             log.info("results written to %s", record.out)
 

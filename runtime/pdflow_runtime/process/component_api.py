@@ -1,4 +1,5 @@
-"""The operator's HTTP API of an engine or a store's node; all but /health requires authentication by the gate.
+"""The operator's HTTP API of an engine or a store's node; all but /health requires authentication by the gate
+(/metrics does not where the supervisor made the secret).
 
 GET /health    200, without authentication
 POST /stop     end when what is here is done
@@ -44,7 +45,10 @@ class ComponentApi(ABC):
         if (request.method, request.path) == ("GET", "/health"):
             await responder.reply(200)
             return True
-        self.gate.check(request)
+        if (request.method, request.path) == ("GET", "/metrics"):
+            self.gate.check_reader(request)
+        else:
+            self.gate.check(request)
         match request.method, request.path:
             case "POST", "/stop":
                 self.stop()

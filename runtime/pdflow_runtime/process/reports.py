@@ -9,6 +9,7 @@ from there. An engine that has not reported for too long is no member; that is d
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -27,7 +28,7 @@ from pdflow_runtime.process.addresses import (
     EngineAddress,
     EngineGone,
     EngineLeaving,
-    News,
+    EngineNews,
     reached_at,
     read_report_answer,
 )
@@ -84,7 +85,7 @@ class Reporter:
         await self._report(EngineGone(self.address.engine, self.address.incarnation))
         self._client.close()
 
-    async def _report(self, news: News) -> None:
+    async def _report(self, news: EngineNews) -> None:
         """Send one report; give up when the next one is due."""
         at = self.router
         if at is None:
@@ -115,19 +116,58 @@ class Reporter:
                 log.info("registered with the router at %s:%d", at.host, at.port)
 
 
-def router_at(scenario: ResolvedScenario) -> Coordinates:
-    """Return the address at which engines that are started by themselves find the router. ScenarioError if the scenario
-    does not say it."""
+class RouterReporters:
+    """The reports of one engine to every router in front of it. Each router answers for itself: an engine that an
+    operator has drained at one router gets requests of the others."""
+
+    def __init__(self, reporters: Sequence[Reporter]) -> None:
+        self._reporters: Final = reporters
+
+    async def run(self) -> None:
+        await self._all([reporter.run for reporter in self._reporters])
+
+    async def leave(self) -> None:
+        await self._all([reporter.leave for reporter in self._reporters])
+
+    async def end(self) -> None:
+        await self._all([reporter.end for reporter in self._reporters])
+
+    async def _all(self, calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """Call all at once: a router that does not answer delays no report to another one."""
+        async with trio.open_nursery() as nursery:
+            for call in calls:
+                nursery.start_soon(call)
+
+
+def routers_at(scenario: ResolvedScenario) -> list[Coordinates]:
+    """Return the addresses at which engines that are started by themselves find the routers. ScenarioError if the
+    scenario does not say it."""
     serve_config = scenario.serve
     if serve_config.router is None:
-        host, port = reached_at(serve_config.host), serve_config.port
-    else:
-        try:
-            split = urlsplit(f"//{serve_config.router}")
-            host, port = split.hostname or "", split.port or 0
-        except ValueError:
-            host, port = "", 0
-    if not host or not port:
-        shown = f"{serve_config.host}:{serve_config.port}" if serve_config.router is None else serve_config.router
+        return [_router_at(scenario, f"{serve_config.host}:{serve_config.port}", own_router(scenario))]
+    return [_router_at(scenario, text, _split(text)) for text in map(str.strip, serve_config.router.split(","))]
+
+
+def other_routers(scenario: ResolvedScenario) -> list[Coordinates]:
+    """Return the addresses of routers besides the one that the supervisor of this scenario's engines starts."""
+    if scenario.serve.router is None:
+        return []
+    return [at for at in routers_at(scenario) if at != own_router(scenario)]
+
+
+def own_router(scenario: ResolvedScenario) -> Coordinates:
+    return Coordinates(reached_at(scenario.serve.host), scenario.serve.port)
+
+
+def _split(text: str) -> Coordinates:
+    try:
+        split = urlsplit(f"//{text}")
+        return Coordinates(split.hostname or "", split.port or 0)
+    except ValueError:
+        return Coordinates("", 0)
+
+
+def _router_at(scenario: ResolvedScenario, shown: str, at: Coordinates) -> Coordinates:
+    if not at.host or not at.port:
         raise ScenarioError([Problem(scenario.path, "serve.router", f"is {shown}, expected HOST:PORT")])
-    return Coordinates(host, port)
+    return at

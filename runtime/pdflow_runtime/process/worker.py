@@ -35,9 +35,9 @@ from pdflow_runtime.nodes.prefill_api import PrefillApi
 from pdflow_runtime.nodes.ranked_node import RankedNode
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import EngineAddress, is_loopback, reached_at, read_router
-from pdflow_runtime.process.component import arguments, record_of, run_component
+from pdflow_runtime.process.component import HEARTBEAT_S, arguments, record_of, run_component
 from pdflow_runtime.process.processes import drain_on_signal, end_process, read_stdin
-from pdflow_runtime.process.reports import Reporter, router_at
+from pdflow_runtime.process.reports import Reporter, RouterReporters, other_routers, routers_at
 from pdflow_runtime.security.secret import secret_beyond_loopback
 from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.security.tls import tls_of
@@ -59,7 +59,7 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     host = scenario.serve.engine_host
     secret, tls = secret_beyond_loopback(scenario, "engine_host"), tls_of(scenario)
     gate = Gate(secret, name)
-    router = None if child else router_at(scenario)
+    routers = other_routers(scenario) if child else routers_at(scenario)
     if not child and (caution := caution_of(scenario.serve.transport)) is not None:
         log.warning("%s", caution)
     listeners = listening(scenario), listening(scenario)
@@ -70,12 +70,14 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     http, ranks = (Coordinates(host, port) for port in ports)
     address = EngineAddress(name, http, ranks, node.config.incarnation, wall_ns())
     every_ns = heartbeat_ns(scenario)
-    reporter = Reporter(address, Signer(secret), math.inf if every_ns is None else every_ns / S)
-    if router is not None:
+    every_s = HEARTBEAT_S if every_ns is None else every_ns / S
+    reporters = [Reporter(address, Signer(secret), every_s) for _ in routers]
+    for reporter, router in zip(reporters, routers, strict=True):
         reporter.set_router(router)
+    started_by = Reporter(address, Signer(secret), math.inf if every_ns is None else every_s) if child else None
     try:
         with record.of(node, scenario, node.config.incarnation):
-            await serve(node, make_api, scenario, listeners, gate, reporter, child)
+            await serve(node, address, make_api, scenario, listeners, gate, reporters, started_by)
     finally:
         await node.aclose()
 
@@ -102,15 +104,17 @@ def opened(builder: LiveBuilder, name: str) -> tuple[RankedNode, MakeApi]:
 
 async def serve(
     node: RankedNode,
+    address: EngineAddress,
     make_api: MakeApi,
     scenario: ResolvedScenario,
     listeners: tuple[socket.socket, socket.socket],
     gate: Gate,
-    reporter: Reporter,
-    child: bool,
+    reporters: Sequence[Reporter],
+    started_by: Reporter | None,
 ) -> None:
-    """Serve until drained or cancelled. `listeners`: for requests, and for ranks."""
-    address = reporter.address
+    """Serve until drained or cancelled. Args: `listeners`, for requests, and for ranks; `reporters`, to routers that
+    the scenario names; `started_by`, to that of the supervisor, whose address comes from stdin, if there is one."""
+    reporter = RouterReporters([*reporters, *([] if started_by is None else [started_by])])
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope
 
@@ -121,8 +125,8 @@ async def serve(
         def drain() -> None:
             nursery.start_soon(leave)
 
-        if child:
-            nursery.start_soon(read_stdin, scope, lambda line: reporter.set_router(read_router(line).at))
+        if started_by is not None:
+            nursery.start_soon(read_stdin, scope, lambda line: started_by.set_router(read_router(line).at))
         await nursery.start(node.serve, trio.SocketListener(trio.socket.from_stdlib_socket(listeners[1])))
         api = make_api(address.kv, gate, drain)
         async with trio.open_nursery() as serving:

@@ -22,7 +22,7 @@ import trio
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.process.addresses import EngineAddress, News, ReportAnswer, is_address
+from pdflow_runtime.process.addresses import EngineAddress, EngineNews, ReportAnswer, is_address
 from pdflow_runtime.router.router_node import LiveRouterNode
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class EngineToAdd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _body: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _engine_to_add: Final = msgspec.json.Decoder(EngineToAdd)
-_news: Final = msgspec.json.Decoder(News)
+_news: Final = msgspec.json.Decoder(EngineNews)
 
 
 class Admin:

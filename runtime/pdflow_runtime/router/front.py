@@ -1,8 +1,10 @@
 """The router's process: `python -m pdflow_runtime.router.front FILE`.
 
 Its first line on stdout is its URL. Engines report to it (`reports.py`). With --child it reads from stdin as well which
-are up and which are gone (a line of JSON for each, `addresses.py`), writes to stdout which are to be started, and ends
-when stdin does. SIGTERM drains it: it takes no new connections, and ends with the last answer that has begun.
+are up and which are gone (a line of JSON for each, `addresses.py`), writes the operator's orders to stdout, and ends
+when stdin does. It then accepts connections at the supervisor's socket (--listener), after the supervisor has reported
+all engines: the socket and its waiting clients outlive this process. SIGTERM drains it: it takes no new connections,
+and ends with the last answer that has begun.
 """
 
 from __future__ import annotations
@@ -32,7 +34,16 @@ from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
-from pdflow_runtime.process.addresses import is_loopback, reached_at, read_news, url_of
+from pdflow_runtime.process.addresses import (
+    AllReported,
+    DrainOrder,
+    Order,
+    StartOrder,
+    is_loopback,
+    reached_at,
+    read_news,
+    url_of,
+)
 from pdflow_runtime.process.component import arguments, record_of, run_component
 from pdflow_runtime.process.malloc import limit_heap
 from pdflow_runtime.process.processes import drain_on_signal, read_stdin
@@ -45,7 +56,8 @@ from pdflow_runtime.router.prompts import Prompts
 from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import SESSION, governed_of, seats_of, session_of
 from pdflow_runtime.router.tokenizer_pool import TokenizerPool
-from pdflow_runtime.security.secret import secret_beyond_loopback, secret_of
+from pdflow_runtime.security.host_header import HostCheck
+from pdflow_runtime.security.secret import local_secret, secret_beyond_loopback, secret_of
 from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.transports.named import transport_named
@@ -70,7 +82,9 @@ FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 class Front:
     """The router's HTTP API: that of clients, and behind the gate that of operators."""
 
-    def __init__(self, node: LiveRouterNode, prompts: Prompts, admin: Admin, gate: Gate | None) -> None:
+    def __init__(
+        self, node: LiveRouterNode, prompts: Prompts, admin: Admin, gate: Gate | None, hosts: HostCheck | None = None
+    ) -> None:
         self.node: Final = node
         self.prompts: Final = prompts
         self.pool: Final = TokenizerPool()
@@ -78,6 +92,10 @@ class Front:
         self.admin: Final = admin
         self.gate: Final = gate
         """Authenticates operators; None: there is no operator's API over HTTP."""
+        self.hosts: Final = hosts or HostCheck()
+        """Refuses requests by names that are not the router's."""
+        self.checks_every_host = False
+        """Whether every request is checked; else those of operators are."""
         self.here: Coordinates
         """The address at which clients connect."""
 
@@ -89,6 +107,8 @@ class Front:
             await responder.reply(error.status, headers, error.body())
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:
+        if self.checks_every_host or request.path.startswith("/admin/"):
+            self.hosts.check(request)
         # The responder leaves the body of an answer to HEAD out (RFC 9110 9.3.2).
         method = "GET" if request.method == "HEAD" else request.method
         match method, request.path:
@@ -159,11 +179,13 @@ class Front:
         return all(any(members.is_up(info.engine) for info in infos) for infos in (node.prefill, node.decode) if infos)
 
 
-async def front(scenario: ResolvedScenario, child: bool, record: Record) -> None:
-    """Make the router, and serve until drained or cancelled."""
+async def front(scenario: ResolvedScenario, child: bool, record: Record, descriptor: int | None = None) -> None:
+    """Make the router, and serve until drained or cancelled. Args: `descriptor`, of an inherited socket that listens at
+    the router's address; None: one is made."""
     serve_config = scenario.serve
-    secret = secret_of(scenario) if child else secret_beyond_loopback(scenario, "host")
-    gate = None if secret is None and not is_loopback(serve_config.host) else Gate(secret, ROUTER)
+    secret = (secret_of(scenario) or local_secret()) if child else secret_beyond_loopback(scenario, "host")
+    hosts = HostCheck((serve_config.host, *serve_config.host_names))
+    gate = None if secret is None and not is_loopback(serve_config.host) else Gate(secret, ROUTER, hosts=hosts)
     builder = LiveBuilder(scenario, transport_named(serve_config.transport))
     prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
     client = HttpClient()
@@ -180,8 +202,10 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record) -> None
     )
     named = engines_of(scenario.pools)
     spares = [name for name in node.members.seats if name not in named]
-    app = Front(node, open_prompts(scenario), Admin(node, spares, request_start if child else None), gate)
-    listener = listening(scenario)
+    app = Front(node, open_prompts(scenario), Admin(node, spares, request_start if child else None), gate, hosts)
+    app.checks_every_host = is_loopback(serve_config.host)
+    listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
+    listener.setblocking(False)
     try:
         with record.of(node, scenario, 0):
             await serve(node, app, listener, scenario, child)
@@ -223,8 +247,13 @@ def connections_allowed() -> int:
 
 
 def request_start(engine: str) -> None:
-    """Write the engine's name to stdout, for the supervisor to start it."""
-    sys.stdout.write(f"{engine}\n")
+    """Order the supervisor to start the engine."""
+    report_order(StartOrder(engine))
+
+
+def report_order(order: Order) -> None:
+    """Write the order to stdout, for the supervisor."""
+    sys.stdout.write(msgspec.json.encode(order).decode() + "\n")
     sys.stdout.flush()
 
 
@@ -238,25 +267,36 @@ async def serve(
         nursery.start_soon(node.run)
         nursery.start_soon(app.admin.run)
         if child:
+            known = trio.Event()
 
             def on_line(line: bytes) -> None:
-                node.members.apply_report(read_news(line))
+                match read_news(line):
+                    case AllReported():
+                        known.set()
+                    case DrainOrder() as order:
+                        node.members.apply_order(order)
+                    case news:
+                        node.members.apply_report(news)
 
             nursery.start_soon(read_stdin, scope, on_line)
+            await known.wait()
         async with trio.open_nursery() as serving:
             server = await serving.start(serve_http, listener, app, limits_of(scenario, app.prompts))
             app.here = Coordinates(reached_at(serve_config.host), server.port)
             nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
             sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port))}\n")
             sys.stdout.flush()
+            if child:
+                node.members.ordered = report_order  # the first line on stdout is the URL
         scope.cancel()
 
 
 def main(args: Sequence[str] | None = None) -> int:
     parser = arguments("pdflow_runtime.router.front", __doc__)
+    parser.add_argument("--listener", type=int, metavar="FD", help="accept connections at this inherited socket")
     asked = parser.parse_args(args)
     limit_heap()
-    return run_component(asked, ROUTER, lambda scenario: front(scenario, asked.child, record_of(asked)))
+    return run_component(asked, ROUTER, lambda scenario: front(scenario, asked.child, record_of(asked), asked.listener))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pdflow.routing.events import EngineChanged, EngineJoins, EngineLeaves, Engi
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll, Seat
 from pdflow_runtime.clock import now_ns
-from pdflow_runtime.process.addresses import EngineAddress, EngineGone, EngineLeaving, News
+from pdflow_runtime.process.addresses import DrainOrder, EngineAddress, EngineGone, EngineLeaving, EngineNews
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,8 @@ class Members:
         """Engines that an operator has drained: no incarnation gets requests until an operator resumes them."""
         self.ended: Callable[[str], None] = lambda name: None
         """Called with an engine that ended, and is not started again without an order."""
+        self.ordered: Callable[[DrainOrder], None] = lambda order: None
+        """Called with each order of an operator to drain or resume an engine."""
         self._known_here: Final[set[str]] = set()
         """Engines that this router has a report of, or an order about: an earlier router's orders count no more."""
         self._put: Final = put
@@ -86,6 +88,7 @@ class Members:
         else:
             self.drained_by_operator.add(name)
             self.drain(name)
+        self.ordered(DrainOrder(name, not up))
 
     def drain(self, name: str) -> None:
         self._put(EngineLeaves(name))
@@ -95,7 +98,13 @@ class Members:
         self._put(EngineJoins(name))
         self._put(EngineChanged(name, name in self.addresses))
 
-    def apply_report(self, news: News) -> str:
+    def apply_order(self, order: DrainOrder) -> None:
+        """Apply an order that an earlier router of this supervisor got."""
+        if order.engine in self.seats and order.drained != (order.engine in self.drained_by_operator):
+            self.set_enabled(order.engine, not order.drained)
+        self._known_here.add(order.engine)
+
+    def apply_report(self, news: EngineNews) -> str:
         """Apply a report that an engine is up, leaving, or gone. Returns why the report is rejected, or an empty
         text."""
         name = news.engine
@@ -158,7 +167,7 @@ class Members:
 
     # Nodes of the store.
 
-    def _apply_store_report(self, news: News) -> str:
+    def _apply_store_report(self, news: EngineNews) -> str:
         """Apply the report of a node of the store: it is up, or gone; one that leaves stays until it is gone."""
         name, known = news.engine, self._stores[news.engine]
         number = list(self._stores).index(name)

@@ -18,6 +18,8 @@ from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.process.addresses import is_loopback
 
 VARIABLE: Final = "PDFLOW_SECRET"
+LOCAL_VARIABLE: Final = "PDFLOW_LOCAL_SECRET"
+"""The secret that a supervisor has made for the processes of this host (`local_secret.py`)."""
 LEAST_BYTES: Final = 16
 """The shortest secret: `openssl rand -hex 32` makes one."""
 MOST_BYTES: Final = 4096
@@ -26,7 +28,10 @@ _OTHERS: Final = 0o077
 
 
 class Secret:
-    def __init__(self, text: bytes) -> None:
+    """Args: `local`, whether a supervisor made it for the processes of its host."""
+
+    def __init__(self, text: bytes, *, local: bool = False) -> None:
+        self.local: Final = local
         self._text: Final = text
         self._key: Final = blake2b(text, digest_size=MAC_BYTES, person=b"pdflow secret").digest()
 
@@ -48,8 +53,9 @@ class Secret:
 
 
 def secret_beyond_loopback(scenario: ResolvedScenario, key: str) -> Secret | None:
-    """Return the cluster's secret. ScenarioError if there is none, and the address that this key of [serve] names is
-    not this host's alone."""
+    """Return the cluster's secret, or the one that the supervisor of this process has made. ScenarioError if there is
+    none in the scenario or the environment, and the address that this key of [serve] names is not this host's
+    alone."""
     secret, host = secret_of(scenario), getattr(scenario.serve, key)
     if secret is None and not is_loopback(host):
         problem = (
@@ -57,7 +63,13 @@ def secret_beyond_loopback(scenario: ResolvedScenario, key: str) -> Secret | Non
             "the same on every host"
         )
         raise ScenarioError([Problem(scenario.path, f"serve.{key}", problem)])
-    return secret
+    return secret or local_secret()
+
+
+def local_secret() -> Secret | None:
+    """Return the secret that the supervisor of this process has made; None if there is none."""
+    text = os.environ.get(LOCAL_VARIABLE)
+    return None if text is None else Secret(os.fsencode(text), local=True)
 
 
 def secret_of(scenario: ResolvedScenario) -> Secret | None:

@@ -8,12 +8,21 @@ second in which it was signed, and a nonce. So no request can be changed, sent t
 receiver remembers nonces for as long as it accepts their times, and accepts no time from before its own start, when it
 remembered nothing. Hosts' clocks must agree within `WINDOW_S`.
 
+Where a supervisor has made the secret for the processes of its own host (`local_secret.py`), nobody else can read what
+they send each other, and a signature of each request would only cost the router time:
+
+    authorization: PDFLOW-LOCAL <mac over the receiver's name>
+
+So a process that takes the port of an engine that has ended gets no secret, only what the next engine of this name
+accepts.
+
 Answers are not signed, and nothing is encrypted. `authorization: Bearer SECRET` is accepted as well, for operators:
 that sends the secret itself.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 from collections import deque
@@ -23,6 +32,9 @@ from typing import Final
 from pdflow_runtime.clock import wall_s
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import Headers, HttpRequest, first
+from pdflow_runtime.process.addresses import is_loopback
+from pdflow_runtime.security.host_header import HostCheck
+from pdflow_runtime.security.local_secret import operators_secret
 from pdflow_runtime.security.secret import MAC_BYTES, VARIABLE, Secret
 
 WINDOW_S: Final = 30
@@ -37,7 +49,9 @@ DECIDING: Final = (b"x-request-id",)
 """Headers that a component does not only pass on: a leg is known to the protocol by this name. `traceparent` and
 `x-session-id`, which go along, decide nothing where a signature is asked for."""
 _SCHEME: Final = b"PDFLOW"
+_LOCAL: Final = b"PDFLOW-LOCAL "
 _FOR: Final = b"pdflow request"
+_TO: Final = b"pdflow local"
 
 Clock = Callable[[], int]
 
@@ -48,11 +62,17 @@ class Signer:
     def __init__(self, secret: Secret | None, clock: Clock = wall_s) -> None:
         self._secret: Final = secret
         self._clock: Final = clock
+        self._local: Final[dict[str, Headers]] = {}
+        """The header for each receiver, where the secret is local."""
 
     def sign(self, to: str, method: str, path: str, body: bytes, headers: Headers = ()) -> Headers:
         """Return the headers that sign a request to the component of that name, beside these headers."""
         if self._secret is None:
             return ()
+        if self._secret.local:
+            if to not in self._local:
+                self._local[to] = ((AUTHORIZATION, local_token(self._secret, to.encode())),)
+            return self._local[to]
         signed_s, nonce = b"%d" % self._clock(), secrets.token_hex(NONCE_BYTES).encode()
         mac_input = (to.encode(), method.encode(), path.encode(), signed_s, nonce, body, *_deciding(headers))
         mac = self._secret.mac(_FOR, *mac_input)
@@ -62,19 +82,29 @@ class Signer:
 UNSIGNED: Final = Signer(None)
 
 
-def operators_signer() -> Signer:
+def operators_signer(host: str = "", port: int = 0) -> Signer:
     """Return the signer of commands that send requests to a cluster from outside: with the secret of the environment,
-    if there is one."""
+    if there is one, else, for a router on loopback, with the one that its supervisor has made."""
     text = os.environ.get(VARIABLE)
-    return Signer(None if text is None else Secret(os.fsencode(text).strip()))
+    if text is not None:
+        return Signer(Secret(os.fsencode(text).strip()))
+    return Signer(operators_secret(port) if is_loopback(host) else None)
+
+
+def local_token(secret: Secret, to: bytes) -> bytes:
+    """Return the value of the header that a local secret's holder sends to the component of that name."""
+    return _LOCAL + secret.mac(_TO, to).hex().encode()
 
 
 class Gate:
     """The authentication of requests to the component of that name. Without a secret all are accepted, but those of
-    pages in a browser: on loopback none but these could come in unasked."""
+    pages in a browser: on loopback none but these could come in unasked. Args: `hosts` checks the Host header of each
+    request."""
 
-    def __init__(self, secret: Secret | None, me: str, clock: Clock = wall_s) -> None:
+    def __init__(self, secret: Secret | None, me: str, clock: Clock = wall_s, hosts: HostCheck | None = None) -> None:
         self._secret: Final = secret
+        self._token: Final = local_token(secret, me.encode()) if secret is not None and secret.local else None
+        self._hosts: Final = hosts or HostCheck()
         self._me: Final = me.encode()
         self._clock: Final = clock
         self._begun_s: Final = clock()
@@ -85,21 +115,42 @@ class Gate:
         """Raise OpenAIError unless the request comes from a holder of the secret, and is meant for us, now, for the
         first time."""
         if self._secret is None:
-            if request.header(ORIGIN) is not None:
-                raise OpenAIError(403, "requests from web pages (with an Origin header) are rejected", code="forbidden")
+            self._refuse_pages(request)
         else:
             problem = self._problem(self._secret, request)
             if problem:
                 raise OpenAIError(401, problem, code="unauthorized")
 
+    def check_reader(self, request: HttpRequest) -> None:
+        """Raise OpenAIError for a request to read figures that are no secret on the host: a local secret is not
+        asked for, as Prometheus does not have it."""
+        if self._token is None:
+            self.check(request)
+        else:
+            self._refuse_pages(request)
+
+    def _refuse_pages(self, request: HttpRequest) -> None:
+        self._hosts.check(request)
+        if request.header(ORIGIN) is not None:
+            raise OpenAIError(403, "requests from web pages (with an Origin header) are rejected", code="forbidden")
+
     def _problem(self, secret: Secret, request: HttpRequest) -> str:
         header = request.header(AUTHORIZATION) or b""
+        if self._token is not None and hmac.compare_digest(header, self._token):
+            return ""
         scheme, _, rest = header.partition(b" ")
         if scheme.lower() == b"bearer":
             return "" if secret.is_text(rest.strip()) else "wrong secret"
         tokens = rest.split(b" ")
         if scheme != _SCHEME or len(tokens) != 3:
-            return "authentication required: send the header `authorization: Bearer SECRET`, with the cluster's secret"
+            return (
+                "authentication required: send the header `authorization: Bearer SECRET`, with the cluster's secret"
+                + (
+                    ""
+                    if self._token is None
+                    else " (the cluster's log names the file with this header, for curl -H @FILE)"
+                )
+            )
         signed, nonce, mac = tokens
         if not (signed.isdigit() and len(signed) <= 12 and len(nonce) == 2 * NONCE_BYTES and len(mac) == 2 * MAC_BYTES):
             return "the signature is malformed"

@@ -24,6 +24,7 @@ from pdflow.results.comparison.runs import OneRun
 from pdflow.results.files.read import read_runs
 from pdflow.results.records import stage_durations_ns
 from pdflow.scenario.reading.load import load
+from pdflow_runtime.security.signed import operators_signer
 from pdflow_sim.check.counterexamples.trace import follow
 from tests.runtime.support.live_pair import prompt
 from tests.runtime.support.served import Completion, Served, served
@@ -267,7 +268,9 @@ async def test_a_stop_waits_for_no_lease_of_kv_that_nobody_is_left_to_fetch(tmp_
         params = {"do_remote_decode": True, "pdflow": {"xid": "x"}}
         body = msgspec.json.encode({"prompt": prompt(50), "max_tokens": 1, "kv_transfer_params": params})
         engine = Served(cluster.process, f"http://127.0.0.1:{match[1]}", cluster.log)
-        status, answer = await engine.exchange("POST", "/v1/completions", body)
+        signed = operators_signer(cluster.host, cluster.port).sign("prefill-0", "POST", "/v1/completions", body)
+        assert (await engine.exchange("POST", "/v1/completions", body))[0] == 401
+        status, answer = await engine.exchange("POST", "/v1/completions", body, signed)
         assert status == 200, answer
         assert (await blocks_in_use(cluster))["prefill-0"]
         cluster.process.send_signal(signal.SIGTERM)

@@ -54,7 +54,7 @@ class ComponentProcesses:
         issued.private_key_pem.write_to_path(self.folder / "tls_key")
         self.tls = [f"serve.{key}={self.folder / key}" for key in KEYS]
 
-    def start(self, name: str, *overrides: str, secret: str | None = "secret") -> None:
+    def start(self, name: str, *overrides: str, secret: str | None = "secret", port: int | None = None) -> None:
         role = name.rpartition("-")[0] or name
         settings = [
             "pool.prefill.replicas=1",
@@ -67,8 +67,13 @@ class ComponentProcesses:
             *([] if secret is None else [f"serve.secret_file={self.folder / secret}"]),
             *overrides,
         ]
-        command = [sys.executable, "-m", "pdflow", "serve", str(REFERENCE), "--port", str(self.port)]
-        command += ["--role", role, "--name", name, *(arg for override in settings for arg in ("--set", override))]
+        command = [sys.executable, "-m", "pdflow", "serve", str(REFERENCE), "--port", str(port or self.port)]
+        command += [
+            "--role",
+            role,
+            *([] if role == "router" else ["--name", name]),
+            *(arg for override in settings for arg in ("--set", override)),
+        ]
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=log, cwd=ROOT)
 
@@ -91,11 +96,13 @@ class ComponentProcesses:
                 await trio.sleep(0.02)
         return code
 
-    async def exchange(self, method: str, path: str, body: bytes = b"", headers: Headers = ()) -> tuple[int, bytes]:
+    async def exchange(
+        self, method: str, path: str, body: bytes = b"", headers: Headers = (), port: int | None = None
+    ) -> tuple[int, bytes]:
         """503 where nobody answers."""
         client = HttpClient()
         try:
-            async with client.request(method, "127.0.0.1", self.port, path, headers, body) as response:
+            async with client.request(method, "127.0.0.1", port or self.port, path, headers, body) as response:
                 return response.status, await response.read()
         except UpstreamError:
             return 503, b""

@@ -13,7 +13,7 @@ from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.process.addresses import EngineAddress, EngineGone, EngineLeaving
-from pdflow_runtime.process.reports import PATH, Reporter, router_at
+from pdflow_runtime.process.reports import PATH, Reporter, routers_at
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.signed import UNSIGNED, Gate, Signer
@@ -251,21 +251,24 @@ async def test_an_unreachable_router_is_logged_once(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("overrides", "found"),
     [
-        ((), ("127.0.0.1", 8000)),
-        (("serve.host=0.0.0.0", "serve.port=90"), ("127.0.0.1", 90)),
-        (("serve.router=10.0.0.1:8001",), ("10.0.0.1", 8001)),
-        (("serve.router=[fd00::1]:8001",), ("fd00::1", 8001)),
+        ((), [("127.0.0.1", 8000)]),
+        (("serve.host=0.0.0.0", "serve.port=90"), [("127.0.0.1", 90)]),
+        (("serve.router=10.0.0.1:8001",), [("10.0.0.1", 8001)]),
+        (("serve.router=[fd00::1]:8001",), [("fd00::1", 8001)]),
+        (("serve.router=a:1, b:2",), [("a", 1), ("b", 2)]),
     ],
 )
-def test_engines_know_where_the_router_is(overrides: tuple[str, ...], found: tuple[str, int]) -> None:
-    at = router_at(cluster(*overrides))
-    assert (at.host, at.port) == found
+def test_engines_know_where_the_router_is(overrides: tuple[str, ...], found: list[tuple[str, int]]) -> None:
+    found_at = routers_at(cluster(*overrides))
+    assert [(at.host, at.port) for at in found_at] == found
 
 
-@pytest.mark.parametrize("overrides", ["serve.router=here", "serve.router=a:b", "serve.router=:80", "serve.port=0"])
+@pytest.mark.parametrize(
+    "overrides", ["serve.router=here", "serve.router=a:b", "serve.router=:80", "serve.router=a:1,", "serve.port=0"]
+)
 def test_a_malformed_router_address_is_refused(overrides: str) -> None:
     with pytest.raises(Exception, match=r"serve\.router: is .*, expected HOST:PORT"):
-        router_at(cluster(overrides))
+        routers_at(cluster(overrides))
 
 
 # What operators ask for.

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pdflow_runtime.http.client import HttpClient
-from pdflow_runtime.http.messages import JSON
+from pdflow_runtime.http.messages import JSON, Headers
+from pdflow_runtime.process.reports import ROUTER
+from pdflow_runtime.security.signed import operators_signer
 from tests.runtime.support.tied import tied
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,11 +56,16 @@ class Served:
         tokens = [token for choice in choices for token in choice.get("token_ids") or ()]
         return Completion(200, tokens, "".join(choice["text"] for choice in choices), answer)
 
-    async def exchange(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """One request, on a connection of its own."""
+    async def exchange(
+        self, method: str, path: str, body: bytes = b"", headers: Headers | None = None
+    ) -> tuple[int, bytes]:
+        """One request, on a connection of its own; to the operators' API with the cluster's own secret, if it has
+        one, unless there are headers."""
         client = HttpClient()
+        operates = headers is None and path.startswith("/admin/")
+        signed = operators_signer(self.host, self.port).sign(ROUTER, method, path, body) if operates else headers or ()
         try:
-            async with client.request(method, self.host, self.port, path, (JSON,), body) as response:
+            async with client.request(method, self.host, self.port, path, (JSON, *signed), body) as response:
                 return response.status, await response.read()
         finally:
             client.close()
@@ -83,7 +90,7 @@ def running(first: str, folder: Path) -> dict[str, str]:
     site = folder / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(first)
-    return {"PYTHONPATH": os.pathsep.join((str(site), str(ROOT)))}
+    return {"PYTHONPATH": os.pathsep.join(map(str, (site, ROOT, ROOT / "sim", ROOT / "runtime")))}
 
 
 @cache
@@ -107,6 +114,7 @@ def served(
     arguments = [arg for override in overrides for arg in ("--set", override)]
     arguments += [] if events is None else ["--out", str(events), "--events", "--timeline"]
     arguments += [] if out is None else ["--out", str(out)]
+    os.environ.setdefault("XDG_RUNTIME_DIR", caches().name)  # where operators' commands look, too
     log = folder / "serve.log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
