@@ -1,7 +1,8 @@
 """The tokens of an answer that have been passed on to its client, read back from the events that brought them.
 
 Engines put the ids of an event's tokens into it (`Between.returns_token_ids`), in vLLM's field `token_ids`. Nothing is
-parsed while pieces pass: they are kept, and every 64 KiB of them is reduced to its token ids.
+parsed while pieces pass: they are kept, and every 8 KiB of them are reduced to their token ids, since thousands of
+streams may be open.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 
 from pdflow_runtime.http.openai.between import GivenTokens
 
-REDUCE_BYTES: Final = 64 << 10
+REDUCE_BYTES: Final = 8 << 10
 """Bytes of pieces that are kept before they are reduced to token ids."""
 EVENT_END: Final = b"\n\n"
 
@@ -28,7 +29,7 @@ class PassedAnswer:
     def __init__(self) -> None:
         self.finished = False
         """True if the event with the answer's last token has been passed on."""
-        self._tokens: Final = array("q")
+        self._tokens: Final = array("i")
         self._name: tuple[str, int] | None = None
         self._pieces: list[bytes] = []
         self._bytes = 0

@@ -72,7 +72,9 @@ async def test_head_is_get_without_its_body() -> None:
             answer = await response_to(router.port, request)
             assert answer.startswith(b"HTTP/1.1 200 OK\r\n"), answer
             assert answer.endswith(b"\r\n\r\n")
-        answer = await response_to(router.port, b"HEAD /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = await response_to(
+            router.port, b"HEAD /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
         assert answer.startswith(b"HTTP/1.1 404 ")
 
 
