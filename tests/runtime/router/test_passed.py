@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def test_the_token_ids_are_those_of_the_events(
         data += b"%x\r\n%b\r\n" % (len(event), event)
     at = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
     passed = PassedAnswer()
-    for begin, end in zip(at, at[1:], strict=False):
+    for begin, end in itertools.pairwise(at):
         passed.add(data[begin:end])
     assert passed.tokens == [token for _, tokens in answers for token in tokens]
     assert not passed.finished
