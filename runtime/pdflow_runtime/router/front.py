@@ -130,7 +130,9 @@ class Front:
                     )
                 self.gate.check(request)
                 await self.admin(msgspec.structs.replace(request, method=method), responder)
-            case "GET", "/health" | "/ping":
+            case "GET", "/health/live":
+                await responder.reply(200)
+            case "GET", "/health" | "/health/ready" | "/ping":
                 await responder.reply(200 if self.healthy() else 503)
             case _:
                 if not await self.model_api.answers(method, request, responder):

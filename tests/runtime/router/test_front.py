@@ -10,6 +10,7 @@ import pytest
 from pdflow.version import version
 from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.http.openai.tokenize import read_tokenize
+from pdflow_runtime.process.addresses import EngineGone
 from tests.runtime.http.world import LOCAL, response_to
 from tests.runtime.router.test_router_node import Town, town
 
@@ -30,7 +31,18 @@ async def test_the_model_and_the_version() -> None:
         status, error = await asked(router, "GET", "/v1/models/org/other")
         assert (status, error["error"]["code"]) == (404, "model_not_found")
         assert await asked(router, "GET", "/version") == (200, {"version": version()})
-        assert await asked(router, "GET", "/ping") == await asked(router, "GET", "/health") == (200, None)
+        for path in ("/health", "/health/ready", "/health/live", "/ping"):
+            assert await asked(router, "GET", path) == (200, None)
+
+
+@pytest.mark.trio
+async def test_a_router_without_engines_lives_and_is_not_ready() -> None:
+    async with town() as router:
+        for number in (0, 1):
+            router.node.members.apply_report(EngineGone(f"decode-{number}"))
+        router.turn()
+        assert await asked(router, "GET", "/health/ready") == await asked(router, "GET", "/health") == (503, None)
+        assert await asked(router, "GET", "/health/live") == (200, None)
 
 
 @pytest.mark.trio
