@@ -17,17 +17,17 @@ TEXT = st.text(max_size=20) | st.sampled_from(['"token_ids":[7]', '"finish_reaso
 @given(
     answers=st.lists(st.tuples(TEXT, st.lists(st.integers(0, 2**31 - 1), max_size=3)), max_size=60),
     chat=st.booleans(),
-    cuts=st.lists(st.integers(0, 2**16), max_size=30),
+    splits=st.lists(st.integers(0, 2**16), max_size=30),
 )
 def test_the_token_ids_are_those_of_the_events(
-    answers: list[tuple[str, list[int]]], chat: bool, cuts: list[int]
+    answers: list[tuple[str, list[int]]], chat: bool, splits: list[int]
 ) -> None:
     form = (ChatAnswer if chat else CompletionAnswer)("r5.1", 1_764_250_000, "tiny")
     data = b""
     for text, tokens in answers:
         event = form.event(AnswerPiece(0, text, token_ids=tokens, prompt_token_ids=[1, 2, 3]))
         data += b"%x\r\n%b\r\n" % (len(event), event)
-    at = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
+    at = sorted({split % (len(data) + 1) for split in splits} | {0, len(data)})
     passed = PassedAnswer()
     for begin, end in itertools.pairwise(at):
         passed.add(data[begin:end])
