@@ -103,7 +103,7 @@ class Answer:
         return other
 
     def fingerprint(self) -> Hashable:
-        legs = tuple(self.awaiting), tuple(self.from_start), self.continued_by
+        legs = tuple(self.awaiting), tuple(self.from_start), *([] if self.continued_by is None else [self.continued_by])
         return self.streams, self.first_from_prefill, self.has_first_token, self.streaming, self.over, *legs
 
     @property

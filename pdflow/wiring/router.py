@@ -76,7 +76,7 @@ def router_of(cluster: RoutedEngines) -> Router:
             max_attempts=router_config.attempts,
             reports_prefill=reports,
             aggregated=alone,
-            resumes=router_config.resume,
+            resumes=router_config.resumes,
             hedge_after_ns=seconds_to_ns(router_config.hedge_after_s),
         )
     if rules != Rules() or scenario.scales or cluster.changes:
@@ -89,7 +89,7 @@ def router_of(cluster: RoutedEngines) -> Router:
             max_attempts=router_config.attempts,
             reports_prefill=reports,
             aggregated=alone,
-            resumes=router_config.resume,
+            resumes=router_config.resumes,
         )
     return Router(
         prefill,
@@ -100,7 +100,7 @@ def router_of(cluster: RoutedEngines) -> Router:
         reports_prefill=reports,
         aggregated=alone,
         choices=choices,
-        resumes=router_config.resume,
+        resumes=router_config.resumes,
     )
 
 

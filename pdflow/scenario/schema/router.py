@@ -85,11 +85,11 @@ class RouterConfig:
             AT_LEAST_ONE,
         ),
     )
-    resume: bool = field(
-        default=True,
+    resume: bool | None = field(
+        default=None,
         metadata=field_doc(
             "after a failed attempt of which the client has received tokens: another attempt, within max_attempts, "
-            "continues the answer behind them; false: the request fails"
+            "continues the answer behind them; false: the request fails; default: true"
         ),
     )
     hedge_after_s: float | None = field(
@@ -144,6 +144,11 @@ class RouterConfig:
     def attempts(self) -> int:
         """The most attempts of a request."""
         return self.max_attempts or (2 if self.on_failure in ("retry", "recompute") else 1)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether answers are resumed."""
+        return self.resume is not False
 
     def reports_every_s(self, transfer: Transfer) -> float | None:
         """Return how often engines report to the router: `heartbeat_s`, or as the method's original; None if never."""

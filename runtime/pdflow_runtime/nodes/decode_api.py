@@ -130,7 +130,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
             generated += len(piece.token_ids or ())
             if generated == 1 and pair.first is not None:
                 answer.name = pair.first.id, pair.first.created
-            if generated <= given or (generated == 1 and pair.first is not None):
+            if 0 < generated <= given or (generated == 1 and pair.first is not None):
                 # The client has this, from P or from another D.
                 answer.event(shown(piece, asked))
                 continue

@@ -46,6 +46,7 @@ from pdflow.routing.effects import (
     EngineSilent,
     Reply,
     ReportPrefill,
+    ResumeAnswer,
 )
 from pdflow_sim.check.counterexamples import names
 from pdflow_sim.check.moves.acts import Move
@@ -302,6 +303,7 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     DispatchPrefill: lambda node, effect: (Style.CALL, node, f"dispatch prefill {effect.xid}", "P"),
     DispatchDecode: lambda node, effect: (Style.CALL, node, f"dispatch decode {effect.request_id}", "D"),
     DispatchAlone: lambda node, effect: (Style.CALL, node, f"decode {effect.request_id} without a prefill leg", "D"),
+    ResumeAnswer: lambda node, effect: (Style.NOTE, node, f"{effect.request_id} continues the answer"),
     EngineLeft: lambda node, effect: (Style.NOTE, node, f"{effect.engine} has no requests left"),
     EngineSilent: lambda node, effect: (Style.NOTE, node, f"{effect.engine} is silent"),
     AbortLeg: lambda node, effect: (
