@@ -10,6 +10,8 @@ from pdflow_runtime.http.messages import HttpLimits, Refusal
 
 SIZE_DIGITS: Final = 15
 """Hexadecimal digits of a chunk's size, without leading zeros: a longer one is above 2^60."""
+CHUNKS: Final = 1 << 16
+"""Of one body. Each costs more than its bytes: 16 MiB in chunks of one byte would take half a minute."""
 SIZE_LINE_BYTES: Final = 4096
 """A chunk's size with its extensions."""
 
@@ -27,6 +29,7 @@ class ChunkFraming:
         """Bytes of the open chunk that have not arrived, with its line break."""
         self._line = b""
         self._sizes = 0
+        self._chunks = 0
         self._trailer_bytes = -1
         """-1 before the last chunk."""
 
@@ -70,7 +73,10 @@ class ChunkFraming:
         elif whole and match[0]:
             size = int(match[0], 16)
             self._sizes += size
-            if self._sizes > self._limits.body_bytes:
+            self._chunks += 1
+            if self._chunks > CHUNKS:
+                self.refusal = Refusal(400, f"the request's body has more than {CHUNKS} chunks")
+            elif self._sizes > self._limits.body_bytes:
                 self.refusal = body_too_large(self._limits)
             elif size:
                 self._left = size + 2

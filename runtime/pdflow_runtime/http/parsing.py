@@ -24,6 +24,10 @@ class _Refused(Exception):  # noqa: N818 - it never leaves this file: it stops t
     pass
 
 
+HEADERS = 256
+"""Of one request: a header of a few bytes takes some twenty times as many in memory."""
+
+
 class RequestParser:
     """A parser of the bytes given to `feed`; requests, and at most one Refusal behind them, are taken from `ready`."""
 
@@ -160,6 +164,8 @@ class RequestParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
+        if len(self._headers) > HEADERS:
+            self._stop(Refusal(431, f"the request has more than {HEADERS} headers"))
 
     def on_headers_complete(self) -> None:
         self._upgrades = self._parser.should_upgrade()

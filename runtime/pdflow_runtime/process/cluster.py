@@ -54,6 +54,7 @@ from pdflow_runtime.process.addresses import (
 from pdflow_runtime.process.devices import Environment, gpu_environments
 from pdflow_runtime.process.logs import log_to_stderr
 from pdflow_runtime.process.processes import drain_on_signal, exit_text, run_to_exit_code
+from pdflow_runtime.process.reports import other_routers
 from pdflow_runtime.process.router_pipe import RouterPipe
 from pdflow_runtime.router.front import listening
 from pdflow_runtime.security.local_secret import new_secret, written_for_operators
@@ -353,7 +354,12 @@ def prepare(scenario: ResolvedScenario) -> socket.socket:
     if not is_synthetic(scenario):
         need_torch()
         config_of(scenario, folder_of(scenario))
-    secret_of(scenario)
+    if secret_of(scenario) is None and other_routers(scenario):
+        problem = (
+            "names a router that this command does not start, so both need a shared secret: set serve.secret_file or "
+            "PDFLOW_SECRET (docs/hosts.md)"
+        )
+        raise ScenarioError([Problem(scenario.path, "serve.router", problem)])
     tls_of(scenario)
     if stores_of(scenario):
         check_server(scenario)

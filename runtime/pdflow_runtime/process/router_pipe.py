@@ -44,7 +44,8 @@ class RouterPipe:
         """Report to this router from now on, first everything that an earlier one knew."""
         async with self._send_lock:
             self._stdin = stdin
-            for news in self._known():
+            # What is reported meanwhile waits for the lock, and follows.
+            for news in tuple(self._known()):
                 await self._send(news)
 
     async def disconnect(self) -> None:

@@ -151,7 +151,11 @@ class Prompts:
         return self._tokens.spelled(tokens)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of the tokens, special ones included. OpenAIError for an id that the model has not."""
+        """Return the text of the tokens, special ones included. OpenAIError for an id that the model has not, and for
+        more tokens than its context."""
+        if len(tokens) > self.context_tokens:
+            problem = f"tokens: at most {self.context_tokens} are allowed, not {len(tokens)}"
+            raise OpenAIError(400, problem, param="tokens")
         if tokens and max(tokens) >= self.vocab_size:
             raise OpenAIError(400, f"tokens: token ids must be below {self.vocab_size}", param="tokens")
         return self._tokens.decode(tokens, skip_special=False)

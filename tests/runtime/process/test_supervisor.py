@@ -11,11 +11,47 @@ import pytest
 import trio
 
 from pdflow_runtime.http.sockets import listen
+from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.observe.record import Record
-from pdflow_runtime.process.addresses import AllReported, EngineGone, read_news
+from pdflow_runtime.process.addresses import AllReported, EngineAddress, EngineGone, read_news
 from pdflow_runtime.process.cluster import Cluster
 from pdflow_runtime.process.router_pipe import RouterPipe
 from tests.runtime.support.live_pair import cluster
+
+
+class YieldingStream(trio.abc.SendStream):
+    """Lets other tasks run at each send."""
+
+    def __init__(self) -> None:
+        self.sent = b""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.sleep(0)
+        self.sent += data
+        await trio.sleep(0)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.sleep(0)
+
+    async def aclose(self) -> None:
+        await trio.sleep(0)
+
+
+@pytest.mark.trio
+async def test_an_engine_that_ends_while_a_new_router_is_told_of_it() -> None:
+    pipe, stream = RouterPipe(), YieldingStream()
+    here = Coordinates("127.0.0.1", 1)
+    for number in range(4):
+        await pipe.report(EngineAddress(f"decode-{number}", here, here))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pipe.connect, stream)
+        while not stream.sent:
+            await trio.sleep(0)
+        nursery.start_soon(pipe.report, EngineGone("decode-3"))
+        nursery.start_soon(pipe.report, EngineGone("decode-2", for_good=True))
+    reports = [read_news(line) for line in stream.sent.splitlines()]
+    assert reports[4] == AllReported()
+    assert reports[5:] == [EngineGone("decode-3"), EngineGone("decode-2", for_good=True)]
 
 
 @pytest.mark.trio

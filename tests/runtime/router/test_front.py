@@ -68,6 +68,7 @@ async def test_tokens_of_a_text_and_back() -> None:
             ("/tokenize", {"prompt": "a", "tools": [{}]}, "tools: is not supported"),
             ("/tokenize", {"prompt": "a" * 5_000}, "maximum context length is 4096"),
             ("/detokenize", {"tokens": [512]}, "below 512"),
+            ("/detokenize", {"tokens": [5] * 4097}, "at most 4096"),
             ("/detokenize", {}, "tokens"),
         ):
             status, error = await asked(router, "POST", path, body)
