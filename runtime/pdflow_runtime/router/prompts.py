@@ -37,7 +37,8 @@ ID_BYTES: Final = 10
 LEAST_BODY_BYTES: Final = 4 << 20
 """A request may have a prompt for each of a thousand questions, and options."""
 MOST_BODY_BYTES: Final = 16 << 20
-"""Where the model's context allows more: bodies are parsed on the event loop, 16 MiB in some 30 ms."""
+"""Where the model's context allows more: bodies are parsed on the event loop. 16 MiB of text take some 30 ms, of
+millions of small values seconds."""
 
 
 class Prompts:
