@@ -189,8 +189,10 @@ class Answer:
             self.streaming = None
 
     def whole(self, attempt: RequestId) -> None:
-        """Record that the last piece of this attempt's answer has been passed on."""
-        if attempt != self.streaming:
+        """Record that the last piece of this attempt's answer has been passed on. It may have been when the answer was
+        about to be resumed: then nothing is left to continue."""
+        resumed_meanwhile = self.streaming is None and self.is_resumed
+        if attempt != self.streaming and not resumed_meanwhile:
             raise LocalProtocolError(f"{attempt} cannot have the whole answer: attempt {self.streaming} streams")
         self.over = True
 

@@ -498,3 +498,15 @@ def walk(seed: int) -> None:
 def test_random_walks(first: int) -> None:
     for seed in range(first, first + 2000):
         walk(seed)
+
+
+def test_an_answer_can_be_whole_when_it_is_about_to_be_resumed() -> None:
+    """Its last piece was passed on, and its leg has not ended, when its engine is reported lost."""
+    answer = Answer(True, False)
+    assert answer.piece_arrived("r1.1") is PieceUse.FIRST
+    answer.resume("r1.2")
+    answer.whole("r1.1")
+    assert answer.over
+    assert not answer.is_candidate("r1.2")
+    with pytest.raises(LocalProtocolError, match="cannot have the whole answer"):
+        Answer(True, False).whole("r1.1")

@@ -159,7 +159,8 @@ class Call:
         if (code := self.failure()) is not Code.NONE:
             return code
         if self.received_all:
-            await self.responder.end()
+            if not self.responder.done:
+                await self.responder.end()
             return Code.NONE
         given = None if self.passed is None else self.passed.given()
         if self.passed is None or given is None or self.passed.finished or not self.responder.framing:
