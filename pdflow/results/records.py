@@ -54,22 +54,22 @@ class EngineTokens(NamedTuple):
     """The tokens of an answer that one engine generated."""
 
     engine: str
-    runs: tuple[tuple[int, int], ...]
-    """The first and the last of steps that its log has, one token in each from the one to the other."""
+    steps: TokenSteps
+    """Those of its steps that its log has."""
     ends_ns: tuple[int, ...]
     """The ends of its last steps, which the log does not have."""
 
     def __len__(self) -> int:
-        return sum(last - first + 1 for first, last in self.runs) + len(self.ends_ns)
+        return sum(self.steps[1::2]) - sum(self.steps[::2]) + len(self.steps) // 2 + len(self.ends_ns)
 
     def limited_to(self, most: int) -> EngineTokens:
         """Return the first `most` of these tokens."""
-        runs: list[tuple[int, int]] = []
-        for first, last in self.runs:
+        steps: TokenSteps = ()
+        for first, last in zip(self.steps[::2], self.steps[1::2], strict=True):
             if most > 0:
-                runs.append((first, min(last, first + most - 1)))
+                steps += (first, min(last, first + most - 1))
                 most -= last - first + 1
-        return EngineTokens(self.engine, tuple(runs), self.ends_ns[: max(0, most)])
+        return EngineTokens(self.engine, steps, self.ends_ns[: max(0, most)])
 
 
 IntColumn: TypeAlias = npt.NDArray[np.int64]

@@ -161,7 +161,8 @@ class GovernedRouter(Router):
 
     def _is_last(self, attempt: Attempt) -> bool:
         """Whether the attempt after this one is the last that is allowed."""
-        return attempt.number + 1 >= self.max_attempts
+        made, allowed = self._counted(attempt)
+        return made + 1 >= allowed
 
     # Engines that leave.
 

@@ -23,7 +23,6 @@ from pdflow.routing import governed
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.effects import Reply, RouterEffects
 from pdflow.routing.events import FirstTokenDelivered, RequestArrived, RouterEvent
-from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Dispatch, Router
@@ -208,14 +207,10 @@ class HedgingRouter(GovernedRouter):
             self.by_request[attempt.request] = pair[0] if pair[1] is attempt else pair[1]
         return effects
 
-    def _after_failure(self, attempt: Attempt, code: Code) -> AfterFailure:
-        """Decide what follows a failure. The hedge does not count among the attempts that are allowed."""
-        made, hedges = self.last.get(attempt.request, attempt.number), attempt.request in self.last
-        return after_failure(code, attempt.started, made, self.max_attempts + hedges, self.resumes)
-
-    def _is_last(self, attempt: Attempt) -> bool:
-        made, hedges = self.last.get(attempt.request, attempt.number), attempt.request in self.last
-        return made + 1 >= self.max_attempts + hedges
+    def _counted(self, attempt: Attempt) -> tuple[int, int]:
+        """Return how many attempts of a request have been made, and how many are allowed: its hedge is one more."""
+        made = self.last.get(attempt.request, attempt.number)
+        return made, self.max_attempts + (attempt.request in self.last)
 
     def _next_number(self, attempt: Attempt) -> int:
         if attempt.request not in self.last:

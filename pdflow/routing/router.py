@@ -230,7 +230,12 @@ class Router:
                 return self._resume(attempt)
 
     def _after_failure(self, attempt: Attempt, code: Code) -> AfterFailure:
-        return after_failure(code, attempt.started, attempt.number, self.max_attempts, self.resumes)
+        made, allowed = self._counted(attempt)
+        return after_failure(code, attempt.started, made, allowed, self.resumes)
+
+    def _counted(self, attempt: Attempt) -> tuple[int, int]:
+        """Return how many attempts of this attempt's request have been made, and how many are allowed."""
+        return attempt.number, self.max_attempts
 
     def _retry(self, attempt: Attempt) -> RouterEffects:
         """Begin another attempt, at other engines if there are any."""

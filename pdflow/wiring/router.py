@@ -66,31 +66,12 @@ def router_of(cluster: RoutedEngines) -> Router:
     reports = not method.dialect(scenario.transfer.dialect).control_frames and not method.pulls
     alone = frozenset(i for i, target in enumerate(cluster.prefill) if target.pool.role == "aggregated")
     rules = rules_of(cluster)
+    limits = rules, router_config.attempts, reports, alone, router_config.resumes
     if router_config.hedge_after_s is not None:
-        return HedgingRouter(
-            prefill,
-            decode,
-            dispatch,
-            choices,
-            rules,
-            max_attempts=router_config.attempts,
-            reports_prefill=reports,
-            aggregated=alone,
-            resumes=router_config.resumes,
-            hedge_after_ns=seconds_to_ns(router_config.hedge_after_s),
-        )
+        hedge_after_ns = seconds_to_ns(router_config.hedge_after_s)
+        return HedgingRouter(prefill, decode, dispatch, choices, *limits, hedge_after_ns=hedge_after_ns)
     if rules != Rules() or scenario.scales or cluster.changes:
-        return GovernedRouter(
-            prefill,
-            decode,
-            dispatch,
-            choices,
-            rules,
-            max_attempts=router_config.attempts,
-            reports_prefill=reports,
-            aggregated=alone,
-            resumes=router_config.resumes,
-        )
+        return GovernedRouter(prefill, decode, dispatch, choices, *limits)
     return Router(
         prefill,
         decode,

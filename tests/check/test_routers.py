@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pdflow.protocol.messages import Code
-from pdflow.routing import hedging
+from pdflow.routing import router
 from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.answer import Answer
@@ -60,7 +60,7 @@ def without(owner: Any, name: str, dropped: type) -> Patch:
 
 
 def _forgets_the_token(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(hedging, "after_failure", lambda code, started, *counts: after_failure(code, False, *counts))
+    patch.setattr(router, "after_failure", lambda code, started, *counts: after_failure(code, False, *counts))
 
 
 def _retries_what_is_rejected(patch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_every_column_is_split() -> None:
         for column in (records.itl_ns, records.itl_max_ns, records.stalled_ns):
             column.append(at)
     records.wrong_kv = {0, 3}
-    records.earlier = {1: [], 2: [EngineTokens("d-0", ((3, 5),), (9,))]}
+    records.earlier = {1: [], 2: [EngineTokens("d-0", (3, 5), (9,))]}
     later = records.arriving_from(2)
     columns = [getattr(later, name) for name in Records.__slots__ if name not in ("earlier", "ends", "wrong_kv")]
     assert {len(column) for column in (*columns, *later.ends)} == {2}

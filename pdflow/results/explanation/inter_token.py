@@ -96,10 +96,8 @@ def worst_itl(
     if not len(waits) or engine is None or runs is None:
         return None
     worst = int(waits.argmax())
-    final = EngineTokens(engine, _pairs(runs), ())
-    engine, numbers, last, resumed_from = _generating_engine(
-        worst + 1, len(waits) + 1, records.earlier.get(request, []), final
-    )
+    every = [*records.earlier.get(request, []), EngineTokens(engine, runs, ())]
+    engine, numbers, last, resumed_from = _generating_engine(worst + 1, len(waits) + 1, every)
     if last >= len(numbers):
         return None
     ends = StepEnds(logs[engine])
@@ -124,26 +122,17 @@ def worst_itl(
     )
 
 
-def _generating_engine(
-    token: int, tokens: int, earlier: Sequence[EngineTokens], last: EngineTokens
-) -> tuple[str, Instants, int, str | None]:
+def _generating_engine(token: int, tokens: int, every: Sequence[EngineTokens]) -> tuple[str, Instants, int, str | None]:
     """Find the engine that generated a token, counted from 0: return its name, the numbers of its logged steps that had
-    tokens of the request, which of them had this one, and the engine before it, if this is its first."""
-    shares = [*earlier, last]
-    first = tokens - sum(map(len, shares))  # 1 if the first token came from P
+    tokens of the request, which of them had this one, and the engine before it, if this is its first. `every`: the
+    tokens of each engine, in order."""
+    first = tokens - sum(map(len, every))  # 1 if the first token came from P
     before = None
-    for share in shares:
+    for share in every:
         if token - first < len(share):
             break
         first, before = first + len(share), share.engine
-    numbers = (
-        step_numbers(tuple(number for run in share.runs for number in run)) if share.runs else np.empty(0, np.int64)
-    )
-    return share.engine, numbers, token - first, before if token == first else None
-
-
-def _pairs(runs: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple(zip(runs[::2], runs[1::2], strict=True))
+    return share.engine, step_numbers(share.steps), token - first, before if token == first else None
 
 
 def _computed(request: int, within: Sequence[tuple[PromptTokens, ...]]) -> bool:

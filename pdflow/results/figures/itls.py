@@ -72,13 +72,14 @@ def itls_ns(records: Records, logs: Mapping[str, Steps]) -> Iterator[Instants]:
 
 def _token_ends(earlier: EngineTokens, ends_of: Callable[[str], StepEnds]) -> Instants:
     """Return when an engine generated these tokens of an answer that another one continued."""
-    runs = tuple(number for run in earlier.runs for number in run)
-    logged = ends_of(earlier.engine).of_steps(step_numbers(runs)) if runs else np.empty(0, np.int64)
+    logged = ends_of(earlier.engine).of_steps(step_numbers(earlier.steps))
     return np.concatenate([logged, np.array(earlier.ends_ns, np.int64)])
 
 
 def step_numbers(runs: tuple[int, ...]) -> Instants:
     """Return the numbers of the steps runs[0] to runs[1], runs[2] to runs[3], and so on."""
+    if not runs:
+        return np.empty(0, np.int64)
     return np.concatenate([np.arange(a, b + 1) for a, b in zip(runs[::2], runs[1::2], strict=True)])
 
 

@@ -8,6 +8,7 @@ sees them, and a body never runs into the next request. A read may yield several
 from __future__ import annotations
 
 from collections import deque
+from typing import Final
 from urllib.parse import unquote
 
 import httptools
@@ -15,6 +16,8 @@ import httptools
 from pdflow_runtime.http.chunks import ChunkFraming, body_too_large
 from pdflow_runtime.http.messages import Header, HttpLimits, HttpRequest, Refusal
 
+HEADERS: Final = 256
+"""Of one request: a header of a few bytes takes some twenty times as many in memory."""
 _HEAD_END = b"\r\n\r\n"
 _UPGRADE = frozenset((b"upgrade", b"http2-settings"))
 """Headers, and options of Connection, that ask for another protocol."""
@@ -22,10 +25,6 @@ _UPGRADE = frozenset((b"upgrade", b"http2-settings"))
 
 class _Refused(Exception):  # noqa: N818 - it never leaves this file: it stops the parser from inside a callback
     pass
-
-
-HEADERS = 256
-"""Of one request: a header of a few bytes takes some twenty times as many in memory."""
 
 
 class RequestParser:

@@ -81,7 +81,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
     async def complete(self, asked: LegAsked, responder: Responder) -> None:
         request_id, tokens, node = asked.request_id, asked.tokens, self.node
         between = self.between(asked)
-        given = 0 if between.given is None else between.given.tokens
+        given = between.given_tokens
         sampling = self.sampling(asked.asked, len(tokens) - given)
         pair = FirstToCome(between.first)
         first = None if between.first is None else between.first.token
@@ -121,9 +121,8 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         responder: Responder,
     ) -> None:
         asked, answer, returns_token_ids = whole.asked, whole.answer, between.returns_token_ids
-        given = 0
+        given = between.given_tokens
         if between.given is not None:
-            given = between.given.tokens
             answer.name = between.given.id, between.given.created
         generated = 0
         async for piece in pieces:

@@ -35,7 +35,7 @@ from pdflow_runtime.http.openai.answers import (
 from pdflow_runtime.http.openai.between import Between, FirstToken, read_between
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
-from pdflow_runtime.http.openai.models import ModelCard, model_not_found, models_body
+from pdflow_runtime.http.openai.models import models_body
 from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.engine_node import LiveEngineNode
@@ -113,10 +113,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
             return
         match request.method, request.path:
             case "GET", "/v1/models":
-                card = ModelCard(
-                    id=self.prompts.model, created=self.started_s, max_model_len=self.prompts.context_tokens
-                )
-                await responder.reply(200, (JSON,), models_body([card]))
+                await responder.reply(200, (JSON,), models_body([self.prompts.card(self.started_s)]))
             case "POST", "/v1/completions":
                 asked = read_completion(request.body)
                 await self._complete(request, asked, self.prompts.of_completion(asked), CompletionAnswer, responder)
@@ -143,8 +140,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
         form: type[CompletionAnswer] | type[ChatAnswer],
         responder: Responder,
     ) -> None:
-        if asked.model is not None and asked.model != self.prompts.model:
-            raise model_not_found(asked.model)
+        self.prompts.check_model(asked.model)
         if asked.asked.n > 1:
             raise OpenAIError(400, "n: an engine returns one choice; send n > 1 to the router", param="n")
         request_id = named(request)

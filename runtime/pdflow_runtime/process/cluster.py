@@ -81,6 +81,11 @@ BACKOFF_RESET_S: Final = 60.0
 """A process that ran so long did not end for the reason for which the one before did."""
 
 
+def pause_after_s(deaths: int) -> float:
+    """Return how long to wait before a process is started again, of which so many have ended before."""
+    return AGAIN_S[min(deaths, len(AGAIN_S) - 1)]
+
+
 class StartError(PdflowError):
     """A process of the cluster did not come up; its messages are on stderr."""
 
@@ -163,7 +168,7 @@ class Cluster:
             if self.stopping:
                 return
             deaths = 0 if now_ns() - begun > BACKOFF_RESET_S * S else deaths
-            pause_s = AGAIN_S[min(deaths, len(AGAIN_S) - 1)]
+            pause_s = pause_after_s(deaths)
             how = exit_text(self.router.process.returncode)
             log.error("%s %s; restarting it in %g s; the engines stay up, open requests are lost", ROUTER, how, pause_s)
             await trio.sleep(pause_s)
@@ -181,7 +186,7 @@ class Cluster:
                 log.error("%s (attempt %d of %d)", error, attempt, ROUTER_STARTS)
                 await self.link.disconnect()
             if attempt < ROUTER_STARTS:
-                await trio.sleep(AGAIN_S[min(attempt - 1, len(AGAIN_S) - 1)])
+                await trio.sleep(pause_after_s(attempt - 1))
         raise RouterLostError(
             f"the router ended, and {ROUTER_STARTS} attempts to start it again failed: the cluster stops; the router's "
             "messages are above"
@@ -299,7 +304,7 @@ class Cluster:
             log.info("%s exited, as ordered; not restarted", component.name)
             return
         deaths = 0 if now_ns() - begun > BACKOFF_RESET_S * S else deaths
-        pause_s = AGAIN_S[min(deaths, len(AGAIN_S) - 1)]
+        pause_s = pause_after_s(deaths)
         log.error("%s %s; restarting it in %g s", component.name, exit_text(component.process.returncode), pause_s)
         await trio.sleep(pause_s)
         await self._begin(component.name, deaths + 1)
@@ -311,7 +316,7 @@ class Cluster:
                 component = await self._start_engine(name)
             except StartError as error:
                 log.error("%s", error)
-                await trio.sleep(AGAIN_S[min(deaths, len(AGAIN_S) - 1)])
+                await trio.sleep(pause_after_s(deaths))
                 deaths += 1
                 continue
             await self._live(component, deaths)

@@ -145,7 +145,7 @@ class Front:
         prompts: list[list[int]],
         responder: Responder,
     ) -> None:
-        self.model_api.check_model(asked.model)
+        self.prompts.check_model(asked.model)
         self.prompts.check_token_ids(asked.asked)
         prompts = [self.prompts.truncated(tokens, asked.asked) for tokens in prompts]
         for tokens in prompts:

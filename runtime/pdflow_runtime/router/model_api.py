@@ -8,7 +8,7 @@ from typing import Final
 from pdflow.version import version
 from pdflow_runtime.clock import wall_s
 from pdflow_runtime.http.messages import JSON, HttpRequest
-from pdflow_runtime.http.openai.models import ModelCard, model_body, model_not_found, models_body
+from pdflow_runtime.http.openai.models import model_body, models_body
 from pdflow_runtime.http.openai.tokenize import (
     TokenizeRequest,
     detokenized_body,
@@ -35,17 +35,17 @@ class ModelApi:
         """Answer the request; False if it is none of these."""
         match method, request.path:
             case "GET", "/v1/models":
-                body = models_body([self.card()])
+                body = models_body([self.prompts.card(self.started_s)])
             case "GET", path if path.startswith(MODEL):
-                self.check_model(path.removeprefix(MODEL))
-                body = model_body(self.card())
+                self.prompts.check_model(path.removeprefix(MODEL))
+                body = model_body(self.prompts.card(self.started_s))
             case "GET", "/version":
                 body = b'{"version":"%b"}' % version().encode("ascii")
             case "POST", "/tokenize":
                 body = await self.tokenize(request.body)
             case "POST", "/detokenize":
                 asked = read_detokenize(request.body)
-                self.check_model(asked.model)
+                self.prompts.check_model(asked.model)
                 text = await self.pool.run(len(request.body), lambda: self.prompts.text(asked.tokens))
                 body = detokenized_body(text)
             case _:
@@ -53,17 +53,9 @@ class ModelApi:
         await responder.reply(200, (JSON,), body)
         return True
 
-    def card(self) -> ModelCard:
-        return ModelCard(id=self.prompts.model, created=self.started_s, max_model_len=self.prompts.context_tokens)
-
-    def check_model(self, model: str | None) -> None:
-        """Raise OpenAIError for a model that is not served here."""
-        if model is not None and model != self.prompts.model:
-            raise model_not_found(model)
-
     async def tokenize(self, body: bytes) -> bytes:
         asked = read_tokenize(body)
-        self.check_model(asked.model)
+        self.prompts.check_model(asked.model)
 
         def work() -> bytes:
             tokens = self._tokens(asked)

@@ -13,7 +13,14 @@ from typing import Any, Final, Protocol
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.openai.chat import ChatRequest
 from pdflow_runtime.http.openai.completion import CompletionRequest
-from pdflow_runtime.http.openai.models import surely_too_long, too_long, too_long_a_prompt, too_many_together
+from pdflow_runtime.http.openai.models import (
+    ModelCard,
+    model_not_found,
+    surely_too_long,
+    too_long,
+    too_long_a_prompt,
+    too_many_together,
+)
 from pdflow_runtime.http.openai.sampling import AnswerOptions
 
 
@@ -61,6 +68,15 @@ class Prompts:
         self.prompt_tokens: Final = prompt_tokens
         self.token_bytes: Final = token_bytes
         self._tokens: Final = tokens
+
+    def card(self, created_s: int) -> ModelCard:
+        """Return what `/v1/models` says of the model."""
+        return ModelCard(id=self.model, created=created_s, max_model_len=self.context_tokens)
+
+    def check_model(self, model: str | None) -> None:
+        """Raise OpenAIError for a model that is not served here."""
+        if model is not None and model != self.model:
+            raise model_not_found(model)
 
     def of_completion(self, asked: CompletionRequest) -> list[int]:
         """Return the tokens of the one prompt. OpenAIError if there are several prompts, or tokens that the model has

@@ -57,7 +57,7 @@ class Resumptions:
         before = node.steps_before
         # If the last token is among them, nothing would be left to generate: it is generated again.
         most = records.output_tokens[request] - self.prompts.given[request] - 1
-        earlier = EngineTokens(node.name, tuple([(first + before, last + before) for first, last in runs]), ends_ns)
+        earlier = EngineTokens(node.name, tuple([step + before for run in runs for step in run]), ends_ns)
         kept = earlier.limited_to(most)
         records.earlier.setdefault(request, []).append(kept)
         self.prompts.given[request] += len(kept)

@@ -50,8 +50,7 @@ class AggregatedNode(SimEngineNode):
         records.ends[ROUTE][request] = self.clock.now
         records.decode_engine[request] = self.name
         prefix = self.prefix_of(request)
-        given = self.prompts.given.get(request, 0)
-        prompt, output = records.input_tokens[request] + given, records.output_tokens[request] - given
+        prompt, output = self.prompt_tokens(request), self.tokens_left(request)
         seq = Sequence(request, prompt, output, prefix=prefix, handle=handle)
         self.by_request[handle] = AggregatedLeg(dispatch, seq)
         self.feed(self.role, AloneRequested(handle))

@@ -74,16 +74,11 @@ class SimDecodeNode(SimEngineNode):
         """Take a decode leg that has come over HTTP."""
         records, request, handle = self.metrics.records, dispatch.request, dispatch.request_id
         records.ends[HANDOFF][request] = self.clock.now
-        prompt, output = records.input_tokens[request], records.output_tokens[request]
-        if request in self.prompts.given:
-            # The answer is resumed: the prompt ends with its beginning.
-            given, earlier = 0, self.prompts.given[request]
-            prompt, output = prompt + earlier, output - earlier
-        else:
-            # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet. It
-            # may be known to the router only later.
-            given = self.prefill_tokens
-            output -= given
+        prompt = self.prompt_tokens(request)
+        # P's first token, if the client has it from there, is input to D's first step; its KV is nobody's yet. It may
+        # be known to the router only later. Where the answer is resumed it is in the prompt, with what follows it.
+        given = 0 if request in self.prompts.given else self.prefill_tokens
+        output = self.tokens_left(request) - given
         prefix = self.prefix_of(request)
         self.legs[handle] = Sequence(request, prompt + given, output, True, False, prompt, prefix, 0, handle)
         blocks = -(-prompt // self.engine.limits.block_size)
@@ -103,9 +98,9 @@ class SimDecodeNode(SimEngineNode):
         records.ends[ROUTE][request] = self.clock.now
         records.prefill_engine[request] = self.name
         prefix = self.prefix_of(request)
-        given = self.prompts.given.get(request, 0)
-        prompt, output = records.input_tokens[request] + given, records.output_tokens[request] - given
-        self.legs[handle] = Sequence(request, prompt, output, prefix=prefix, handle=handle)
+        self.legs[handle] = Sequence(
+            request, self.prompt_tokens(request), self.tokens_left(request), prefix=prefix, handle=handle
+        )
         self.feed(self.role, AloneRequested(handle))
 
     def abort(self, request_id: RequestId) -> None:

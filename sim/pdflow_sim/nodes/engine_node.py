@@ -215,6 +215,10 @@ class SimEngineNode(PeerNode):
         """Return the length of a prompt, with the beginning of an answer that is resumed."""
         return self.metrics.records.input_tokens[request] + self.prompts.given.get(request, 0)
 
+    def tokens_left(self, request: int) -> int:
+        """Return how many tokens of an answer are still to be generated when its attempt begins."""
+        return self.metrics.records.output_tokens[request] - self.prompts.given.get(request, 0)
+
     def prefix_of(self, request: int) -> tuple[int, ...]:
         """Return the names of the prefix blocks that a prompt begins with, as this engine's pool counts them."""
         pool, prefix = self.engine.pool, self.prompts.prefixes.get(request)

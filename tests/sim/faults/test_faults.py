@@ -87,8 +87,8 @@ def test_token_times_hold_through_restarts_and_pauses(play: Play) -> None:
             if request not in records.earlier:
                 assert first == records.first_token_ns[request]
                 looked += 1
-            elif (earlier := records.earlier[request][0]).runs:
-                assert ends[earlier.engine][earlier.runs[0][0]] == records.first_token_ns[request]
+            elif (earlier := records.earlier[request][0]).steps:
+                assert ends[earlier.engine][earlier.steps[0]] == records.first_token_ns[request]
     assert looked > 100
 
 

@@ -51,6 +51,11 @@ class Between(msgspec.Struct, frozen=True):
     returns_token_ids: bool = False
     """To D: name the token ids in each event, so that another engine can continue the answer."""
 
+    @property
+    def given_tokens(self) -> int:
+        """How many tokens at the end of the prompt belong to the answer."""
+        return 0 if self.given is None else self.given.tokens
+
 
 class FirstAnswer(msgspec.Struct, frozen=True):
     """The first token in P's answer, beside its kv_transfer_params."""

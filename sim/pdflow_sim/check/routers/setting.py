@@ -88,27 +88,7 @@ class RouterSetting:
         prefill = tuple(info(("prefill", engine)) for engine in range(self.p))
         decode = tuple(info(("decode", engine)) for engine in range(self.d))
         choices = self.choice("prefill"), self.choice("decode")
+        limits = self.rules, self.attempts, self.reports, self.aggregated, self.resumes
         if self.hedge_after is None:
-            return GovernedRouter(
-                prefill,
-                decode,
-                self.dispatch,
-                choices,
-                self.rules,
-                self.attempts,
-                self.reports,
-                self.aggregated,
-                self.resumes,
-            )
-        return HedgingRouter(
-            prefill,
-            decode,
-            self.dispatch,
-            choices,
-            self.rules,
-            self.attempts,
-            self.reports,
-            self.aggregated,
-            self.resumes,
-            hedge_after_ns=self.hedge_after,
-        )
+            return GovernedRouter(prefill, decode, self.dispatch, choices, *limits)
+        return HedgingRouter(prefill, decode, self.dispatch, choices, *limits, hedge_after_ns=self.hedge_after)
