@@ -82,6 +82,17 @@ class EngineSilent(Value, frozen=True, gc=False):
     """Its connections must be broken: the driver reports `EngineLost` then."""
 
 
+class EngineWatched(Value, frozen=True, gc=False):
+    """Report whether the router relies on the answers of an engine (`watching`).
+
+    `stalled`: it owes answers and gives none, so it gets no new legs, and its legs go elsewhere if they can; `trial`:
+    after a pause it gets one leg at a time; `answers`: it gets legs like any other again.
+    """
+
+    engine: str
+    state: Literal["stalled", "trial", "answers"]
+
+
 RouterEffect: TypeAlias = (
     DispatchPrefill
     | DispatchDecode
@@ -92,5 +103,6 @@ RouterEffect: TypeAlias = (
     | Reply
     | EngineLeft
     | EngineSilent
+    | EngineWatched
 )
 RouterEffects: TypeAlias = tuple[RouterEffect, ...]

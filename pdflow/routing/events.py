@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeAlias
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.ids import EngineInfo, KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import RequestId, Value
+from pdflow.protocol.values import EngineId, RequestId, Value
 
 NO_SESSION: Final = -1
 """The `session` of a request that belongs to none."""
@@ -24,6 +24,8 @@ class RequestArrived(Value, frozen=True, gc=False):
     prefix: tuple[int, ...] = ()
     """Names of the prompt's full prefix blocks; each stands for all before it, too."""
     session: int = NO_SESSION
+    streams: bool = True
+    """Whether the client receives the answer token by token. If not, an engine gives no sign of it before its end."""
 
 
 class PrefillAnswered(Value, frozen=True, gc=False):
@@ -82,6 +84,13 @@ class EngineReported(Value, frozen=True, gc=False):
     info: EngineInfo
 
 
+class EnginesChecked(Value, frozen=True, gc=False):
+    """The driver has checked which engines have sent anything of an answer since its last check. It checks at the
+    interval of the router's `StallRule`."""
+
+    active: tuple[EngineId, ...]
+
+
 class FirstTokenDelivered(Value, frozen=True, gc=False):
     """The client has received the first token of this attempt from the engine that decodes it.
 
@@ -110,9 +119,10 @@ RouterEvent: TypeAlias = (
     | EngineLeaves
     | EngineJoins
     | EngineReported
+    | EnginesChecked
     | FirstTokenDelivered
     | AnswerEnded
     | TimeReached
 )
-"""Every event of a router. `Router` does not handle EngineLeaves, EngineJoins and EngineReported, and only
-`HedgingRouter` handles TimeReached."""
+"""Every event of a router. `Router` does not handle EngineLeaves, EngineJoins and EngineReported, only
+`WatchingRouter` handles EnginesChecked, and only `HedgingRouter` TimeReached."""

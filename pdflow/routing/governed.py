@@ -26,6 +26,7 @@ from pdflow.routing.heartbeats import Roll, Seat
 from pdflow.routing.membership import Membership
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Dispatch, Router
+from pdflow.routing.stalls import StallRule
 
 
 class Rules(Value, frozen=True, gc=False):
@@ -44,6 +45,8 @@ class Rules(Value, frozen=True, gc=False):
     `EngineChanged` decides."""
     abandons_silent: bool = False
     """Whether the legs at an engine that falls silent fail; otherwise they go on."""
+    stall: StallRule | None = None
+    """When an engine that owes answers and gives none counts as stalled; if None, never (`watching`)."""
 
 
 class GovernedRouter(Router):
@@ -78,10 +81,15 @@ class GovernedRouter(Router):
 
     def handle(self, event: RouterEvent, now: Instant) -> RouterEffects:
         silent = None if self.roll is None else self._fallen_silent(self.roll, now)
-        effects: RouterEffects = _ON[type(event)](self, event)
+        effects = self._turn(event, now)
         if silent:
             effects = silent + effects
         return effects + self._gone() if self.membership.leaving else effects
+
+    def _turn(self, event: RouterEvent, now: Instant) -> RouterEffects:
+        """Handle one event, when silent engines are known."""
+        effects: RouterEffects = _ON[type(event)](self, event)
+        return effects
 
     def fork(self) -> Router:
         rules, choices = self.rules, (self.prefill_choice.fork(), self.decode_choice.fork())
@@ -220,7 +228,7 @@ class GovernedRouter(Router):
             return True
         return any(self._info(seat).engine == engine for seat in self.roll.members)
 
-    def _fallen_silent(self, roll: Roll, now: Instant) -> RouterEffects:
+    def _fallen_silent(self, roll: Roll, now: Instant) -> tuple[EngineSilent, ...]:
         gone = roll.pass_to(now)
         for role, index in gone:
             choice = self.prefill_choice if role == "prefill" else self.decode_choice

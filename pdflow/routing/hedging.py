@@ -19,13 +19,14 @@ from pdflow.protocol.events import TimeReached
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import Instant
-from pdflow.routing import governed
+from pdflow.routing import watching
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.effects import Reply, RouterEffects
 from pdflow.routing.events import FirstTokenDelivered, RequestArrived, RouterEvent
-from pdflow.routing.governed import GovernedRouter, Rules
+from pdflow.routing.governed import Rules
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Dispatch, Router
+from pdflow.routing.watching import WatchingRouter
 
 
 class HedgeDeadlines:
@@ -73,10 +74,10 @@ class HedgeDeadlines:
             heappop(self.heap)
 
 
-class HedgingRouter(GovernedRouter):
+class HedgingRouter(WatchingRouter):
     """A router that hedges late requests.
 
-    Args: as GovernedRouter's, and `hedge_after_ns`, from a request's arrival on.
+    Args: as WatchingRouter's, and `hedge_after_ns`, from a request's arrival on.
     """
 
     timed = True
@@ -105,8 +106,7 @@ class HedgingRouter(GovernedRouter):
         self.last: dict[int, int] = {}
         """The number of the latest attempt of each open request that has been hedged."""
 
-    def handle(self, event: RouterEvent, now: Instant) -> RouterEffects:
-        silent = None if self.roll is None else self._fallen_silent(self.roll, now)
+    def _turn(self, event: RouterEvent, now: Instant) -> RouterEffects:
         if type(event) is TimeReached:
             effects = self._hedge_all(now)
         else:
@@ -118,9 +118,7 @@ class HedgingRouter(GovernedRouter):
                 self.deadlines.due.pop(effect.request, None)
                 self.last.pop(effect.request, None)
         self.deadlines.tidy()
-        if silent:
-            effects = silent + effects
-        return effects + self._gone() if self.membership.leaving else effects
+        return self._watched() + effects if self.stalled or self.changes else effects
 
     def wake_at(self) -> Instant | None:
         return self.deadlines.heap[0][0] if self.deadlines.heap else None
@@ -199,6 +197,9 @@ class HedgingRouter(GovernedRouter):
     def _failed(self, attempt: Attempt, code: Code) -> RouterEffects:
         return self._close(attempt) if attempt.request in self.pairs else super()._failed(attempt, code)
 
+    def _is_last_resort(self, attempt: Attempt) -> bool:
+        return attempt.request not in self.pairs and super()._is_last_resort(attempt)
+
     def _close(self, attempt: Attempt) -> RouterEffects:
         """Forget an attempt, and make the other one of its pair the request's only attempt."""
         effects = super()._close(attempt)
@@ -220,6 +221,6 @@ class HedgingRouter(GovernedRouter):
 
 
 _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
-    **governed._ON,
+    **watching._ON,
     FirstTokenDelivered: HedgingRouter._first_token_delivered,
 }

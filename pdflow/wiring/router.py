@@ -7,10 +7,11 @@ and from which length on a prompt is better computed elsewhere. How events reach
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import attrs
 
+from pdflow.protocol.values import S
 from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.conditional import Disaggregation
@@ -20,7 +21,9 @@ from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Dispatch, Router
+from pdflow.routing.stalls import LEAST, StallRule
 from pdflow.routing.two_choices import TwoChoices
+from pdflow.routing.watching import WatchingRouter
 from pdflow.scenario.schema.fields import seconds_to_ns
 from pdflow.scenario.validation.fit import kv_tokens_of
 
@@ -32,6 +35,10 @@ if TYPE_CHECKING:
 
 Crossover: TypeAlias = Callable[[int], tuple[int, ...]]
 """Maps the position of a decode engine to the longest prompts that stay there, by how many legs it has open."""
+
+
+USUAL_LEAST_NS: Final = 5 * S
+"""The shortest silence of a stalled engine, where the limit follows from what is usual."""
 
 
 class Target(NamedTuple):
@@ -55,6 +62,8 @@ class RoutedEngines:
     """None where `disaggregate_above_tokens = "auto"` is refused."""
     changes: bool = False
     """Whether engines may leave and join, whatever the scenario has."""
+    may_stall: bool = False
+    """Whether engines may stall, as real ones may and simulated ones only by a fault."""
 
 
 def router_of(cluster: RoutedEngines) -> Router:
@@ -70,6 +79,8 @@ def router_of(cluster: RoutedEngines) -> Router:
     if router_config.hedge_after_s is not None:
         hedge_after_ns = seconds_to_ns(router_config.hedge_after_s)
         return HedgingRouter(prefill, decode, dispatch, choices, *limits, hedge_after_ns=hedge_after_ns)
+    if rules.stall is not None:
+        return WatchingRouter(prefill, decode, dispatch, choices, *limits)
     if rules != Rules() or scenario.scales or cluster.changes:
         return GovernedRouter(prefill, decode, dispatch, choices, *limits)
     return Router(
@@ -127,7 +138,22 @@ def rules_of(cluster: RoutedEngines) -> Rules:
         recomputes_last=cluster.method.stores and router_config.attempts > 1,
         silence_ns=silence_after_ns(cluster.scenario),
         abandons_silent=abandons_silent(cluster.scenario),
+        stall=stall_rule_of(cluster),
     )
+
+
+def stall_rule_of(cluster: RoutedEngines) -> StallRule | None:
+    """Return when an engine counts as stalled; None if requests stay at stalled engines, or could not leave them."""
+    scenario, router_config = cluster.scenario, cluster.scenario.router
+    abandons, after_s = router_config.abandon_stalled, router_config.stalled_after_s
+    if abandons is None:
+        published = scenario.transfer.dialect == "as-published"
+        abandons = after_s is not None or (cluster.may_stall and not published)
+    if not abandons or (router_config.attempts == 1 and router_config.hedge_after_s is None):
+        return None
+    if after_s is None:
+        return StallRule(USUAL_LEAST_NS // LEAST, learns=True)
+    return StallRule(max(1, seconds_to_ns(after_s) // LEAST))
 
 
 def stays_of(cluster: RoutedEngines) -> tuple[tuple[int, ...], ...]:

@@ -13,6 +13,7 @@ from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.invariants.oracle import Oracle
 from pdflow.protocol.values import MS, EngineId
 from pdflow.routing.hedging import HedgingRouter
+from pdflow.routing.watching import WatchingRouter
 from pdflow.scenario.costs.step_costs import api_server_time, step_cost
 from pdflow.scenario.plan import plan_of
 from pdflow.scenario.schema.fields import seconds_to_ns
@@ -37,6 +38,7 @@ from pdflow_sim.faults.faults import FaultInjector
 from pdflow_sim.faults.faulty_fabric import FaultyFabric
 from pdflow_sim.faults.restarts import EngineLifecycle
 from pdflow_sim.faults.witness import Witness
+from pdflow_sim.membership.engine_checks import SimEngineChecks
 from pdflow_sim.membership.heartbeats import Heartbeats
 from pdflow_sim.membership.scaling import Scaling
 from pdflow_sim.network.fabric import Fabric, FabricSettings
@@ -102,6 +104,9 @@ class SimulationBuilder(EngineBuilder):
         scaling = Scaling(self.env, clients, self.nodes, scenario) if scenario.scales else None
         every_ns = heartbeat_ns(scenario)
         heartbeats = None if every_ns is None else Heartbeats(self.env, clients, self.nodes, scaling, every_ns)
+        watching = router.endpoint
+        if isinstance(watching, WatchingRouter) and watching.rules.stall is not None:
+            SimEngineChecks(self.env, clients, watching, watching.rules.stall.check_ns)
         world = World(
             clock=self.clock,
             env=self.env,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pdflow.cost.step import StepCost
+from pdflow.faults.plan import PauseEngine
 from pdflow.scenario.costs.transfer_time import Crossover
+from pdflow.scenario.plan import plan_of
 from pdflow.wiring.engines import EngineWiring
 from pdflow.wiring.router import RoutedEngines, Target, dispatch_of
 from pdflow_sim.engine_slot import EngineSlots
@@ -30,6 +32,7 @@ def cluster_of(
         decode=targets(slots, "decode"),
         prefix_block_tokens=prefix_block_tokens,
         crossover=lambda position: crossover.thresholds(decodes[position].pool),
+        may_stall=any(isinstance(fault, PauseEngine) for fault in plan_of(wiring.scenario).faults),
     )
 
 

@@ -24,6 +24,8 @@ from pdflow.routing.membership import Membership
 from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Router
+from pdflow.routing.stalls import Waiting
+from pdflow.routing.watching import WatchingRouter
 from pdflow.version import compiled
 from pdflow_sim.check.routers.catalogue import SETTINGS
 from pdflow_sim.check.routers.findings import RouterFinding
@@ -161,6 +163,33 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         "engines that fall silent are abandoned",
         RouterFinding.MEMBER,
     ),
+    "no engine stalls": (
+        method(WatchingRouter, "_stall", lambda *_: False), "engines that stall", RouterFinding.NEEDLESS,
+    ),
+    "requests wait for a stalled engine": (
+        method(WatchingRouter, "_is_last_resort", lambda *_: True), "engines that stall", RouterFinding.NEEDLESS,
+    ),
+    "an engine that was active stalls": (
+        method(Waiting, "checked", lambda self, active: setattr(self, "silent", self.silent + 1)),
+        "engines that stall",
+        RouterFinding.MEMBER,
+    ),
+    "the only engine stalls": (
+        method(WatchingRouter, "_never_stalled", lambda self, role: [*range(len(self._choice((role, 0)).up))]),
+        "engines that stall and leave",
+        RouterFinding.MEMBER,
+    ),
+    "a stalled engine gets legs": (
+        method(WatchingRouter, "_watched", lambda self: _changes(self)), "engines that stall", RouterFinding.MEMBER,
+    ),
+    "an engine is trusted after a pause": (
+        method(WatchingRouter, "_pause", lambda self, seat: self._trust(seat)),
+        "engines that stall",
+        RouterFinding.MEMBER,
+    ),
+    "a restarted engine stays stalled": (
+        method(WatchingRouter, "_forget", lambda *_: None), "engines that stall and die", RouterFinding.MEMBER,
+    ),
     "P's token is forwarded to no leg": (
         method(Answer, "decode_dispatched", lambda self, attempt: self.first_from_prefill and not self.has_first_token),
         "P's first token",
@@ -185,6 +214,14 @@ def _kept_legs(router: GovernedRouter, roll: Roll, now: int) -> Any:
     for role, index in gone:
         (router.prefill_choice if role == "prefill" else router.decode_choice).up[index] = False
     return tuple(EngineSilent(router._info(seat).engine) for seat in gone)
+
+
+def _changes(router: WatchingRouter) -> Any:
+    """Return what has changed, and let every engine get legs."""
+    for seat in router.stalled:
+        router._choice(seat).up[seat[1]] = True
+    changes, router.changes = tuple(router.changes), []
+    return changes
 
 
 def _most_loaded(choice: Choice) -> int | None:

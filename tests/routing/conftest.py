@@ -12,6 +12,7 @@ from pdflow.routing.events import PrefillAnswered
 from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.policy import Choice
+from pdflow.routing.watching import WatchingRouter
 
 
 def _engines(name: str, count: int) -> tuple[EngineInfo, ...]:
@@ -21,7 +22,7 @@ def _engines(name: str, count: int) -> tuple[EngineInfo, ...]:
 def _governed(p: int = 2, d: int = 2, policy: Any = "round-robin", dispatch: Any = "concurrent", **options: Any) -> Any:
     """With `hedge_after_ns` one that hedges; whatever is none of a router's own options is a rule."""
     rules = Rules(**{key: options.pop(key) for key in list(options) if key in Rules.__struct_fields__})
-    kind = HedgingRouter if "hedge_after_ns" in options else GovernedRouter
+    kind = HedgingRouter if "hedge_after_ns" in options else WatchingRouter if rules.stall else GovernedRouter
     choices = Choice(policy, p), Choice(policy, d)
     return kind(_engines("p", p), _engines("d", d), dispatch, choices, rules, **options)
 

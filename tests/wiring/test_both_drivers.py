@@ -25,6 +25,7 @@ from pdflow.routing.events import (
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.router import Router
+from pdflow.routing.watching import WatchingRouter
 from pdflow.scenario.reading.load import load
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import LiveBuilder
@@ -39,7 +40,8 @@ SLOW = ("network.bandwidth_bytes_per_s=1e9", "network.per_descriptor_s=1e-6", "n
 
 
 def scenario(*overrides: str) -> ResolvedScenario:
-    return load(FILE, overrides=overrides)
+    """Real engines may stall, and simulated ones only by a fault: so a rule about that must be asked for."""
+    return load(FILE, overrides=("router.abandon_stalled=false", *overrides))
 
 
 def both(resolved: ResolvedScenario) -> tuple[Router, Router]:
@@ -61,6 +63,8 @@ def anatomy(thing: Any) -> Any:
     """All that an endpoint is made of, also what is no state of it and in no fingerprint."""
     if isinstance(thing, (list, tuple)) and not hasattr(thing, "__struct_fields__"):
         return [anatomy(item) for item in thing]
+    if isinstance(thing, dict):
+        return {key: anatomy(value) for key, value in thing.items()}
     slots = [slot for kind in type(thing).__mro__ for slot in getattr(kind, "__slots__", ())]
     if hasattr(thing, "__struct_fields__") or not slots:
         return thing
@@ -118,6 +122,8 @@ def test_the_routers_of_a_policy_are_equal(policy: str, method: str) -> None:
         (("router.disaggregate_above_tokens=auto", "router.dispatch=concurrent", *SLOW), GovernedRouter),
         (("router.on_failure=recompute", "router.max_attempts=3"), GovernedRouter),
         (("router.hedge_after_s=0.5",), HedgingRouter),
+        (("router.abandon_stalled=true",), WatchingRouter),
+        (("router.abandon_stalled=true", "router.stalled_after_s=2", "router.hedge_after_s=0.5"), HedgingRouter),
         (("router.heartbeat_s=1", "router.silent_after_s=4"), GovernedRouter),
     ],
     ids=lambda overrides: overrides[0].partition(".")[2] if isinstance(overrides, tuple) else "",

@@ -122,6 +122,22 @@ class RouterConfig:
             "false: they continue; default: true (false with as-published)"
         ),
     )
+    stalled_after_s: float | None = field(
+        default=None,
+        metadata=field_doc(
+            "silence after which an engine that owes a prompt's KV, a first token or further tokens counts as stalled, "
+            "although its connections are open; default: four times the longest silence that was usual lately, at "
+            "least 5 s",
+            TIMER,
+        ),
+    )
+    abandon_stalled: bool | None = field(
+        default=None,
+        metadata=field_doc(
+            "take back the requests of a stalled engine if another one can serve them: they are retried or resumed; "
+            "default: true, within max_attempts (false with as-published, and in simulations without a pause fault)"
+        ),
+    )
     max_inflight: int | None = field(
         default=None,
         metadata=field_doc("maximum number of open requests; the router rejects further ones", AT_LEAST_ONE),

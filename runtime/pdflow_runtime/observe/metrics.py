@@ -118,6 +118,11 @@ class RouterMeter(Meter):
         self.resumed: Final = Counter(
             "pdflow_router_answers_resumed", "Answers that another attempt was to continue", registry=registry
         )
+        self.stalled: Final = Counter(
+            "pdflow_router_engines_stalled",
+            "Times that an engine owed answers and sent nothing for too long",
+            registry=registry,
+        )
         self.open: Final = Gauge("pdflow_router_requests_open", "Open requests", registry=registry)
 
     def first_token(self, begun_ns: int) -> None:

@@ -40,6 +40,7 @@ def view(state: dict[str, Any]) -> Group:
     for name, engine in state["engines"].items():
         label = f"{name} (drained)" if name in state["drained"] else name
         label = f"{name} (silent)" if name in state["silent"] else label
+        label = f"{name} (stalled)" if name in state["stalled"] else label
         if engine is None:
             table.add_row(Text(label, "red"), "no answer")
             continue

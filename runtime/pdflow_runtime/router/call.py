@@ -20,7 +20,7 @@ import trio
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import RequestId
+from pdflow.protocol.values import EngineId, RequestId
 from pdflow.routing.answer import Answer, PieceUse
 from pdflow.routing.events import NO_SESSION
 from pdflow_runtime.clock import now_ns
@@ -96,6 +96,10 @@ class Call:
         """Called with the attempt that streams, once."""
         self.answering: Final = trio.Lock()
         """Held while an answer is passed on: a leg that was taken back may not have noticed it yet."""
+        self.active: set[EngineId] = set()
+        """Engines that have sent anything: the router's, in which each is noted."""
+        self.source: EngineId = ""
+        """The engine whose answer is passed on."""
         self.begun_ns: Final = now_ns()
         self.first: Callable[[bytes], None] | None = None
         """Called with the first piece of the answer, and no other."""
@@ -120,6 +124,7 @@ class Call:
     def piece(self, data: bytes) -> None:
         """Look at a piece of the answer before the client gets it: keep its tokens, and an engine's error in it for
         `failure`."""
+        self.active.add(self.source)
         if self.passed is not None:
             self.passed.add(data)
         if self.first is not None:
@@ -245,6 +250,7 @@ class Leg:
             return None, None, Code.IO
         if returns_first_token and decoded.pdflow is None:
             return None, None, Code.IO
+        self.call.active.add(self.address.engine)
         return params, decoded.pdflow, Code.NONE
 
     async def forward(self, first: FirstToken) -> None:
@@ -272,6 +278,7 @@ class Leg:
                     if piece is PieceUse.FIRST:
                         call.report(self.request_id)
                     call.answering.acquire_nowait()
+                    call.source = self.address.engine
                     try:
                         await relay(response, call.responder, call.answered, call.piece)
                     finally:

@@ -267,6 +267,7 @@ async def serve(
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope
         nursery.start_soon(node.run)
+        nursery.start_soon(node.checks.run)
         nursery.start_soon(app.admin.run)
         if child:
             known = trio.Event()

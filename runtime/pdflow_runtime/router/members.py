@@ -15,6 +15,7 @@ from typing import Final
 from pdflow.routing.events import EngineChanged, EngineJoins, EngineLeaves, EngineLost, EngineReported, RouterEvent
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll, Seat
+from pdflow.routing.watching import WatchingRouter
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.process.addresses import DrainOrder, EngineAddress, EngineGone, EngineLeaving, EngineNews
 
@@ -72,6 +73,13 @@ class Members:
     def is_member(self, name: str) -> bool:
         """True if the engine has reported lately, where engines report."""
         return _has(self.router.roll, self.seats[name])
+
+    @property
+    def stalled(self) -> list[str]:
+        """Engines whose answers the router does not rely on, since they have sent none for too long."""
+        if not isinstance(self.router, WatchingRouter):
+            return []
+        return sorted(name for name, seat in self.seats.items() if seat in self.router.stalled)
 
     @property
     def drained(self) -> frozenset[str]:

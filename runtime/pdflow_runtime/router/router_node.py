@@ -27,6 +27,7 @@ from pdflow.routing.effects import (
     DispatchPrefill,
     EngineLeft,
     EngineSilent,
+    EngineWatched,
     Reply,
     ResumeAnswer,
 )
@@ -52,6 +53,7 @@ from pdflow_runtime.nodes.node import LiveNode
 from pdflow_runtime.observe.event_log import LAST
 from pdflow_runtime.observe.metrics import RouterMeter
 from pdflow_runtime.router.call import Call, Leg
+from pdflow_runtime.router.engine_checks import EngineChecks, log_watched
 from pdflow_runtime.router.members import Members
 from pdflow_runtime.router.routing import arrival
 from pdflow_runtime.security.signed import UNSIGNED, Signer
@@ -101,6 +103,7 @@ class LiveRouterNode(LiveNode):
             partial(self.put, self.port),
             lambda address: client.forget(address.http.host, address.http.port),
         )
+        self.checks: Final = EngineChecks(router, partial(self.put, self.port))
         self.calls: dict[int, Call] = {}
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
         """Legs that can be cancelled: under way, or about to be."""
@@ -116,6 +119,7 @@ class LiveRouterNode(LiveNode):
                 AbortLeg: self.abort_leg,
                 EngineLeft: self.engine_left,
                 EngineSilent: self.engine_silent,
+                EngineWatched: self.engine_watched,
                 Reply: self.reply,
                 ResumeAnswer: self.resume_answer,
             }
@@ -130,10 +134,11 @@ class LiveRouterNode(LiveNode):
             call.first = lambda _: self._first(call, number)
             call.answer = Answer(call.streams, self.returns_first_token)
             call.report = lambda request_id: self.put(self.port, FirstTokenDelivered(number, request_id))
+            call.active = self.checks.active
             self.calls[number] = call
             self.meter.open.inc()
             alone = call.prompt_alone or (self.returns_first_token and call.one_token)
-            self.put(self.port, arrival(self.router, number, call.tokens, call.session, alone))
+            self.put(self.port, arrival(self.router, number, call.tokens, call.session, alone, call.streams))
             try:
                 await call.over.wait()
             finally:
@@ -291,6 +296,11 @@ class LiveRouterNode(LiveNode):
         )
         if effect.abandoned:
             self.put(self.port, EngineLost(effect.engine))
+
+    def engine_watched(self, port: Port, effect: EngineWatched) -> None:
+        if effect.state == "stalled":
+            self.meter.stalled.inc()
+        log_watched(effect)
 
     def reply(self, port: Port, effect: Reply) -> None:
         call = self.calls.get(effect.request)

@@ -62,6 +62,7 @@ def router_of(builder: LiveBuilder, changes: bool = False) -> Router:
             prefix_block_tokens=SESSION_BLOCK_TOKENS,
             crossover=lambda position: crossover_of(builder).thresholds(decode[position].pool),
             changes=changes,
+            may_stall=True,
         )
     )
     for target in (*prefill, *decode):
@@ -81,12 +82,14 @@ def crossover_of(builder: LiveBuilder) -> Crossover:
     )
 
 
-def arrival(router: Router, request: int, tokens: Seq[int], session: int, prefill_only: bool = False) -> RequestArrived:
+def arrival(
+    router: Router, request: int, tokens: Seq[int], session: int, prefill_only: bool = False, streams: bool = True
+) -> RequestArrived:
     """Return the event of a request. Its prefix blocks are named only where a routing choice looks at them: 4,000
     tokens take some 0.1 ms."""
     looks = isinstance(router.prefill_choice, PrefixAware) or isinstance(router.decode_choice, PrefixAware)
     names = block_names(tokens, SESSION_BLOCK_TOKENS) if looks else ()
-    return RequestArrived(request, prefill_only, len(tokens), names, session)
+    return RequestArrived(request, prefill_only, len(tokens), names, session, streams)
 
 
 def session_of(request: HttpRequest, fields: Fields) -> int:

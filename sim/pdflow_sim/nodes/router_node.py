@@ -22,6 +22,7 @@ from pdflow.routing.effects import (
     DispatchPrefill,
     EngineLeft,
     EngineSilent,
+    EngineWatched,
     Reply,
     ReportPrefill,
     ResumeAnswer,
@@ -85,6 +86,8 @@ class SimRouterNode(SimNode):
         """Called with the reply that ends a request for its client."""
         self.on_engine_left: Callable[[EngineId], None] | None = None
         """Called when an engine that is to leave has no leg left, nor KV that one needs by the router's count."""
+        self.active: set[EngineId] = set()
+        """Engines of which a prefill leg has been answered, since they were last checked."""
         self.api_servers = api_servers
         self.endpoint = router
         self.port = SimPort(self, "router", router, 0)
@@ -107,6 +110,7 @@ class SimRouterNode(SimNode):
             Reply: self.reply,
             EngineLeft: self.engine_left,
             EngineSilent: self.engine_silent,
+            EngineWatched: self.engine_watched,
         }
         self.arrivals: dict[type, Callable[[Any], None]] = {
             DispatchPrefill: self.prefill_arrived,
@@ -148,9 +152,10 @@ class SimRouterNode(SimNode):
     def answered(self, event: RouterEvent) -> None:
         """Handle an engine's answer."""
         self.stamp(event)
-        if type(event) is PrefillAnswered and event.params is None:
-            attempt = self.attempts.get(event.request_id)
-            if attempt is not None and self.first_tokens.delivered(attempt):
+        if type(event) is PrefillAnswered:
+            if event.params is not None:
+                self.active.add(event.params.prefill.engine)
+            elif (attempt := self.attempts.get(event.request_id)) is not None and self.first_tokens.delivered(attempt):
                 self.first_token_delivered(attempt, self.first_tokens.at(attempt))
         if self.answers and isinstance(event, (DecodeEnded, PrefillAnswered)):
             self.leg_ended("decode" if isinstance(event, DecodeEnded) else "prefill", event.request_id)
@@ -345,6 +350,10 @@ class SimRouterNode(SimNode):
         self.metrics.count("engine fell silent")
         if effect.abandoned:
             self.clock.call(0, self.abandon, effect.engine)
+
+    def engine_watched(self, port: SimPort, effect: EngineWatched) -> None:
+        if effect.state == "stalled":
+            self.metrics.count("engine stalled")
 
     def abandon(self, engine: EngineId) -> None:
         """Break the connections to an engine that has fallen silent, behind the tokens that have come from it."""

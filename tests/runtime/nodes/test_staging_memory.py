@@ -121,7 +121,7 @@ async def test_operators_see_the_staging_memory(method: str, model: TorchModel) 
             engines = {"prefill-0": msgspec.to_builtins(state), "decode-0": msgspec.to_builtins(state_of(home.alone))}
             console = Console(width=120)
             with console.capture() as drawn:
-                console.print(view({"open": 2, "drained": [], "silent": [], "engines": engines}))
+                console.print(view({"open": 2, "drained": [], "silent": [], "stalled": [], "engines": engines}))
             return state.staging, drawn.get()
 
         leg = home.p.begin("r", "x-r", prompt(250))

@@ -111,9 +111,11 @@ def test_streams_of_a_killed_engine_continue(tmp_path: Path, overrides: tuple[st
         assert float(resumed.split()[1]) >= len(disturbed) // 3
 
 
-def test_streams_of_an_engine_that_stands_still_continue(tmp_path: Path) -> None:
-    """A stopped process keeps its connections: that it reports no more is all that the router sees."""
-    with served(tmp_path, QUICKSTART, "router.heartbeat_s=0.6") as cluster:
+@pytest.mark.parametrize("override", ["router.heartbeat_s=0.6", "router.stalled_after_s=1"])
+def test_streams_of_an_engine_that_stands_still_continue(tmp_path: Path, override: str) -> None:
+    """A stopped process keeps its connections: that it sends nothing is all that the router sees, neither reports nor
+    tokens."""
+    with served(tmp_path, QUICKSTART, override) as cluster:
         undisturbed, disturbed = asked(cluster), asked(cluster)
         trio.run(run_all, undisturbed)
         stopped = cluster.pid_of("decode-0")

@@ -113,6 +113,7 @@ def test_requests_of_a_silent_engine_are_taken_back(play: Play) -> None:
     """D stands still for ten seconds. Its answers, which had begun, go on elsewhere once it has missed its reports."""
     pause = {"fault": '[{ kind = "pause", engine = "d-0", at_s = 5, for_s = 10 }]'}
     again = STEADY | pause | {"router.on_failure": "retry", "workload.output_tokens": 200}
+    again["router.abandon_stalled"] = "false"
     world = play(again)
     assert set(world.records.outcome) == {"completed"}
     assert world.totals.notes["engine fell silent"] == 1

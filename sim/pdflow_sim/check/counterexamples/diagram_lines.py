@@ -44,6 +44,7 @@ from pdflow.routing.effects import (
     DispatchPrefill,
     EngineLeft,
     EngineSilent,
+    EngineWatched,
     Reply,
     ReportPrefill,
     ResumeAnswer,
@@ -306,6 +307,7 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     ResumeAnswer: lambda node, effect: (Style.NOTE, node, f"{effect.request_id} continues the answer"),
     EngineLeft: lambda node, effect: (Style.NOTE, node, f"{effect.engine} has no requests left"),
     EngineSilent: lambda node, effect: (Style.NOTE, node, f"{effect.engine} is silent"),
+    EngineWatched: lambda node, effect: (Style.NOTE, node, f"{effect.engine}: {effect.state}"),
     AbortLeg: lambda node, effect: (
         Style.CALL,
         node,

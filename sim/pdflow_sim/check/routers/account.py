@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId, Instant, RequestId
-from pdflow.routing.effects import AbortLeg, EngineLeft, EngineSilent, ReportPrefill, ResumeAnswer
+from pdflow.routing.effects import AbortLeg, EngineLeft, EngineSilent, EngineWatched, ReportPrefill, ResumeAnswer
 from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
@@ -20,6 +20,7 @@ from pdflow.routing.events import (
     EngineLeaves,
     EngineLost,
     EngineReported,
+    EnginesChecked,
     FirstTokenDelivered,
     PrefillAnswered,
     RequestArrived,
@@ -31,7 +32,7 @@ from pdflow_sim.check.search.forward import Violation
 
 Role: TypeAlias = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")
-PER_EVENT = frozenset({"setting", "event", "silent", "failed"})
+PER_EVENT = frozenset({"setting", "event", "silent", "failed", "free"})
 """Fields that matter only while an event is handled."""
 LegKey: TypeAlias = tuple[Role, RequestId]
 
@@ -97,6 +98,11 @@ class RouterAccount:
         """The names of prefix blocks that each engine has."""
         self.late = setting.late
         """How many legs may still end at the moment at which they are aborted."""
+        self.stalled: dict[Seat, Literal["pause", "trial"]] = {}
+        self.waits: dict[RequestId, tuple[Seat, int]] = {}
+        """The engine that each open attempt waits for, and the checks since in which it had sent nothing."""
+        self.free: frozenset[Seat] = frozenset()
+        """Engines on trial that had no leg when this event came."""
         self.event: Any = None
         self.silent: set[EngineId] = set()
         """Engines that fell silent by the time of this event."""
@@ -124,7 +130,7 @@ class RouterAccount:
 
     def is_up(self, seat: Seat) -> bool:
         """Whether an engine may get legs."""
-        if self.infos[seat].engine in self.leaving | self.left:
+        if self.infos[seat].engine in self.leaving | self.left or (seat in self.stalled and seat not in self.free):
             return False
         return self.reported_up[seat] if self.setting.rules.silence_ns is None else seat in self.last_reports
 
@@ -171,11 +177,13 @@ class RouterAccount:
 
     def before(self, event: Any, now: Instant) -> None:
         self.event, self.now, self.failed = event, now, None
+        self.free = self.idle_on_trial()
         silence = self.setting.rules.silence_ns
         gone = [] if silence is None else [seat for seat, at in self.last_reports.items() if at + silence <= now]
         self.silent = {self.infos[seat].engine for seat in gone}
         for seat in gone:
             del self.last_reports[seat]
+            self.stalled.pop(seat, None)
         match event:
             case PrefillAnswered():
                 self._ended("prefill", event.request_id, event.params is None)
@@ -184,12 +192,17 @@ class RouterAccount:
             case FirstTokenDelivered() if event.request in self.waiting:
                 self.streaming.setdefault(event.request, event.request_id)
                 self.due.pop(event.request, None)
+                self._sent_first(event.request_id)
+            case EnginesChecked():
+                self._checked(frozenset(event.active))
             case EngineChanged() | EngineLost():
                 self._changed(event)
             case EngineLeaves():
+                self.stalled.pop(self.seat_of(event.engine), None)
                 self.leaving |= {event.engine} - self.left
             case EngineJoins():
                 self.leaving, self.left = self.leaving - {event.engine}, self.left - {event.engine}
+                self.stalled.pop(self.seat_of(event.engine), None)
                 self.reported_up[self.seat_of(event.engine)] = True
             case EngineReported():
                 self._became((event.role, event.engine), event.info)
@@ -209,8 +222,39 @@ class RouterAccount:
         if not self.late:
             self.legs = {key: other for key, other in self.legs.items() if other.open}
 
+    def waits_for(self, name: RequestId) -> Seat:
+        """Return the engine that an open attempt waits for: P until it has answered."""
+        leg = self.legs.get(("prefill", name))
+        return ("prefill", leg.engine) if leg is not None and leg.open else ("decode", self.legs["decode", name].engine)
+
+    def _checked(self, active: frozenset[EngineId]) -> None:
+        waits: dict[RequestId, tuple[Seat, int]] = {}
+        for name in self.open_names():
+            seat = self.waits_for(name)
+            before = self.waits.get(name, (seat, 0))
+            silent = before[1] if before[0] == seat else 0
+            waits[name] = seat, 0 if self.infos[seat].engine in active else silent + 1
+        self.waits = waits
+
+    def _sent_first(self, name: RequestId) -> None:
+        """Begin the wait for the next tokens of an attempt, if it was for the first one."""
+        if name in self.waits and name in self.open_names():
+            seat = self.waits_for(name)
+            if seat[0] == "decode" or self.setting.requests[self.attempts[name].request].prefill_only:
+                self.waits[name] = seat, 0
+
+    def idle_on_trial(self) -> frozenset[Seat]:
+        return frozenset(
+            seat for seat, state in self.stalled.items() if state == "trial" and not self.loads(seat[0])[seat[1]]
+        )
+
+    def never_stalled(self, role: Role) -> list[int]:
+        """Return the engines of a role that are up and have not stalled."""
+        return [engine for engine in self.up(role) if (role, engine) not in self.stalled]
+
     def _changed(self, event: EngineChanged | EngineLost) -> None:
         seat = self.seat_of(event.engine)
+        self.stalled.pop(seat, None)
         if isinstance(event, EngineLost):
             self.reported_up[seat] = False
             self.known[seat] = frozenset()
@@ -277,6 +321,31 @@ class RouterAccount:
         if effect.engine not in self.silent or effect.abandoned != self.setting.rules.abandons_silent:
             raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called silent: {effect}")
         self.silent = self.silent - {effect.engine}
+
+    def watched(self, effect: EngineWatched) -> None:
+        """Check that an engine is called stalled, tried and trusted with a reason, and record it."""
+        seat, event = self.seat_of(effect.engine), self.event
+        role, before = seat[0], self.stalled.get(seat)
+        match effect.state:
+            case "stalled":
+                self.stalled[seat] = "pause"
+                if not self.exceeds(seat) or before == "pause" or not self.never_stalled(role):
+                    raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled: {self.waits}")
+            case "trial":
+                if before != "pause" or not isinstance(event, EnginesChecked):
+                    raise Violation(RouterFinding.MEMBER, f"{effect.engine} is tried, and is {before or 'up'}")
+                self.stalled[seat] = "trial"
+                self.waits = {name: (at, 0 if at == seat else count) for name, (at, count) in self.waits.items()}
+            case "answers":
+                active = isinstance(event, EnginesChecked) and effect.engine in event.active
+                if before is None or not (active or not self.never_stalled(role)):
+                    raise Violation(RouterFinding.MEMBER, f"{effect.engine} is trusted, and has sent nothing")
+                del self.stalled[seat]
+
+    def exceeds(self, seat: Seat) -> bool:
+        """Whether an attempt has waited for this engine for too long."""
+        rule = self.setting.rules.stall
+        return rule is not None and any(at == seat and silent > rule.least for at, silent in self.waits.values())
 
     def closed(self) -> Iterator[Begun]:
         """Yield the attempts without an open leg, of requests that wait."""

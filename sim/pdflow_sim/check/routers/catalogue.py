@@ -8,6 +8,7 @@ from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.conditional import Disaggregation
 from pdflow.routing.events import RequestArrived
 from pdflow.routing.governed import Rules
+from pdflow.routing.stalls import StallRule
 from pdflow_sim.check.routers.setting import RouterSetting
 
 ONE: Final = (RequestArrived(0, prompt_tokens=40, prefix=(1, 2), session=7),)
@@ -133,7 +134,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="recomputed by D at last",
-        states=667,
+        states=643,
         requests=ONE,
         rules=Rules(recomputes_last=True),
         attempts=3,
@@ -174,7 +175,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="P's first token, hedged and recomputed",
-        states=7623,
+        states=7519,
         requests=ONE,
         attempts=2,
         failures=2,
@@ -190,7 +191,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="answers resumed, hedged, late",
-        states=8864,
+        states=8861,
         requests=ONE,
         attempts=3,
         hedge_after=1,
@@ -203,7 +204,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="answers resumed by D alone",
-        states=617,
+        states=607,
         requests=ONE,
         attempts=3,
         failures=2,
@@ -267,5 +268,70 @@ SETTINGS: Final = (
         d=1,
         ticks=1,
         leaves=1,
+    ),
+    RouterSetting(
+        name="engines that stall",
+        states=2896,
+        requests=TWO,
+        attempts=2,
+        rules=Rules(stall=StallRule(1, least=0)),
+        checks=2,
+        p=2,
+        d=1,
+        dispatch="sequential",
+    ),
+    RouterSetting(
+        name="engines that stall, and answers that are resumed",
+        states=2767,
+        requests=ONE,
+        attempts=2,
+        rules=Rules(stall=StallRule(1, least=0)),
+        checks=4,
+        p=1,
+        late=1,
+        resumes=True,
+    ),
+    RouterSetting(
+        name="engines that stall and die",
+        states=4412,
+        requests=ONE,
+        attempts=2,
+        rules=Rules(stall=StallRule(1, least=1)),
+        checks=4,
+        d=1,
+        deaths=1,
+    ),
+    RouterSetting(
+        name="engines that stall and leave",
+        states=869,
+        requests=ONE,
+        attempts=2,
+        rules=Rules(stall=StallRule(1, least=0)),
+        checks=3,
+        leaves=1,
+        d=1,
+        dispatch="sequential",
+    ),
+    RouterSetting(
+        name="engines that stall and fall silent",
+        states=6193,
+        requests=ONE,
+        attempts=2,
+        rules=Rules(silence_ns=1, stall=StallRule(1, least=0)),
+        checks=2,
+        ticks=1,
+        d=1,
+        dispatch="sequential",
+    ),
+    RouterSetting(
+        name="hedges of engines that stall",
+        states=1308,
+        requests=ONE,
+        attempts=2,
+        hedge_after=1,
+        ticks=1,
+        rules=Rules(stall=StallRule(1, least=0)),
+        checks=3,
+        p=1,
     ),
 )

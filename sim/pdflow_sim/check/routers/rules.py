@@ -21,6 +21,7 @@ from pdflow.routing.effects import (
     DispatchPrefill,
     EngineLeft,
     EngineSilent,
+    EngineWatched,
     Reply,
     ReportPrefill,
     ResumeAnswer,
@@ -29,6 +30,7 @@ from pdflow.routing.events import (
     AnswerEnded,
     ClientGone,
     EngineLost,
+    EnginesChecked,
     FirstTokenDelivered,
     PrefillAnswered,
     RequestArrived,
@@ -245,6 +247,7 @@ _CHECKS: dict[type, Callable[[RouterAccount, Any], None]] = {
     DispatchPrefill: _prefill,
     EngineLeft: RouterAccount.gone,
     EngineSilent: RouterAccount.fell_silent,
+    EngineWatched: RouterAccount.watched,
     Reply: _reply,
     ReportPrefill: RouterAccount.reported,
     ResumeAnswer: RouterAccount.resumed,
@@ -257,6 +260,8 @@ _CHECKS: dict[type, Callable[[RouterAccount, Any], None]] = {
 def check_state(account: RouterAccount, router: GovernedRouter) -> None:
     """Check what the router counts against the account, and that it has done what the event calls for. Raises
     Violation."""
+    account.free = account.idle_on_trial()
+    _check_stalls(account)
     _check_hedges(account)
     _check_work(account, router)
     _check_engines(account, router)
@@ -316,6 +321,26 @@ def _check_engines(account: RouterAccount, router: GovernedRouter) -> None:
         raise Violation(RouterFinding.MEMBER, f"{kept or account.leaving} should have left, {account.left} have")
     if account.silent:
         raise Violation(RouterFinding.MEMBER, f"{account.silent} are silent, and are not reported so")
+
+
+def _check_stalls(account: RouterAccount) -> None:
+    """Check that an engine that has been silent for too long gets nothing more, and that requests do not wait for it
+    that may go elsewhere."""
+    if not isinstance(account.event, EnginesChecked):
+        return
+    for name, (seat, _) in account.waits.items():
+        role, index = seat
+        others = [engine for engine in account.never_stalled(role) if engine != index]
+        if not others or not account.exceeds(seat) or account.stalled.get(seat) == "trial":
+            continue
+        if name in account.open_names() and account.waits_for(name) == seat:
+            request = account.attempts[name].request
+            made = account.made(request) - (request in account.hedged)
+            breaks_off = request in account.streaming and not account.setting.resumes
+            if made < account.setting.attempts and not breaks_off:
+                raise Violation(RouterFinding.NEEDLESS, f"{name} waits for {role} {index}, which is stalled")
+        if account.is_up(seat):
+            raise Violation(RouterFinding.MEMBER, f"{role} {index} is stalled, and may get legs")
 
 
 def _check_hedges(account: RouterAccount) -> None:

@@ -14,6 +14,7 @@ from pdflow.routing.policy import Choice, Policy
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Dispatch
 from pdflow.routing.two_choices import TwoChoices
+from pdflow.routing.watching import WatchingRouter
 
 BLOCK_TOKENS = 16
 """Tokens that one name of a prefix stands for."""
@@ -51,6 +52,8 @@ class RouterSetting:
     first_from_prefill: bool = False
     ticks: int = 0
     """How often the clock advances."""
+    checks: int = 0
+    """How often the driver checks which engines have sent anything."""
     failures: int = 0
     """Legs that fail."""
     refusals: int = 0
@@ -90,5 +93,6 @@ class RouterSetting:
         choices = self.choice("prefill"), self.choice("decode")
         limits = self.rules, self.attempts, self.reports, self.aggregated, self.resumes
         if self.hedge_after is None:
-            return GovernedRouter(prefill, decode, self.dispatch, choices, *limits)
+            kind = GovernedRouter if self.rules.stall is None else WatchingRouter
+            return kind(prefill, decode, self.dispatch, choices, *limits)
         return HedgingRouter(prefill, decode, self.dispatch, choices, *limits, hedge_after_ns=self.hedge_after)

@@ -14,7 +14,7 @@ from typing import Any
 from pdflow.protocol.events import TimeReached
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import RequestId
+from pdflow.protocol.values import EngineId, RequestId
 from pdflow.routing.answer import Answer, Ending, PieceUse
 from pdflow.routing.effects import (
     AbortLeg,
@@ -34,6 +34,7 @@ from pdflow.routing.events import (
     EngineLeaves,
     EngineLost,
     EngineReported,
+    EnginesChecked,
     FirstTokenDelivered,
     PrefillAnswered,
 )
@@ -44,7 +45,7 @@ from pdflow_sim.check.routers.rules import check_effect, check_end, check_state
 from pdflow_sim.check.routers.setting import RouterSetting, info
 from pdflow_sim.check.search.forward import Move, Violation, attributed
 
-FAILURES, REFUSALS, DISCONNECTS, DEATHS, LEAVES, TEARS, TICKS = range(7)
+FAILURES, REFUSALS, DISCONNECTS, DEATHS, LEAVES, TEARS, TICKS, CHECKS = range(8)
 
 
 class RouterWorld:
@@ -67,7 +68,7 @@ class RouterWorld:
         """The next request."""
         self.left: tuple[int, ...] = (
             *(setting.failures, setting.refusals, setting.disconnects),
-            *(setting.deaths, setting.leaves, setting.tears, setting.ticks),
+            *(setting.deaths, setting.leaves, setting.tears, setting.ticks, setting.checks),
         )
         self.now = 0
         self.dead: frozenset[Seat] = frozenset()
@@ -115,6 +116,14 @@ class RouterWorld:
             yield ("wake", 0, 0)
         if left[TICKS]:
             yield ("tick", 0, 0)
+        if left[CHECKS] and account.waiting:
+            for active in range(1 << len(self._active())):
+                yield ("check", active, 0)
+
+    def _active(self) -> list[EngineId]:
+        """Return the engines that may have sent something since they were last checked."""
+        seats = {(role, leg.engine): None for (role, _), leg in self.account.legs.items() if leg.open}
+        return [self.account.infos[seat].engine for seat in seats if seat not in self.dead]
 
     def _leg_moves(self, key: LegKey) -> Iterator[Move]:
         """Yield what the engine of a leg may answer. A leg that was aborted may have ended before; what else is under
@@ -215,6 +224,10 @@ class RouterWorld:
             case ["tick"]:
                 self._spend(TICKS)
                 self.now += 1
+            case ["check"]:
+                self._spend(CHECKS)
+                active = [engine for bit, engine in enumerate(self._active()) if number >> bit & 1]
+                self._feed(EnginesChecked(tuple(active)))
             case [
                 at,
                 ("late" | "unreachable" | "token" | "completes" | "ends" | "finishes" | "fails" | "rejects") as how,
@@ -235,6 +248,8 @@ class RouterWorld:
             case "unreachable":
                 self._leg_ends(role, name, Code.UNREACHABLE)
             case "late":
+                if name in self.tokens:
+                    self._report(name)
                 self._leg_ends(role, name, Code.NONE)
             case "finishes":
                 self._leg_ends(role, name, Code.NONE, self._first_token(name, True))

@@ -1,0 +1,120 @@
+"""Waits for engines, and the longest silences that are usual in them.
+
+An attempt waits for one engine at a time: for P's answer, for D's first token, for its next ones, or for the whole
+answer of a client that does not stream. Whether that engine is at work is seen from what it sends for any request: a
+busy engine keeps sending, whatever a request's place in its queue. So silence is counted, not a request's own time. It
+is counted in checks, which the driver makes at a fixed interval: a router that was itself stopped for a time makes one
+check after it, and not many.
+
+What silence is usual depends on prompts, batches and hardware. With `learns` the limit follows from the silences that
+ended by themselves: four times the longest of the last waits of the same kind, for longer prompts in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import Enum
+from typing import Final
+
+from pdflow.protocol.values import Value
+
+FACTOR: Final = 4
+"""How many times a usual silence may be exceeded."""
+LEAST: Final = 4
+"""Checks without a sign of life that are no silence yet."""
+ENOUGH: Final = 16
+"""Waits that must have ended before a limit is known."""
+GENERATION: Final = 64
+"""Waits after which an earlier generation of them is forgotten."""
+
+
+class Awaited(Enum):
+    """What an attempt waits for."""
+
+    PROMPT = "prompt"
+    """P's answer: the prompt is computed."""
+    FIRST = "first token"
+    NEXT = "next token"
+    WHOLE = "whole answer"
+    """The client does not stream: an engine sends nothing before the answer is complete."""
+
+
+class StallRule(Value, frozen=True, gc=False):
+    """When an engine counts as stalled: after more than `least` checks in a row in which it has sent nothing.
+
+    `check_ns`: the interval of checks; `learns`: the limit is longer where longer silences are usual, and there is none
+    before enough is known. Otherwise it is `least`, and a whole answer may take any time.
+    """
+
+    check_ns: int
+    least: int = LEAST
+    learns: bool = False
+
+
+class Usual:
+    """The longest silences in the last waits of one kind: of the last 64 to 128."""
+
+    __slots__ = ("known", "newer", "older")
+
+    def __init__(self) -> None:
+        self.known = 0
+        """Waits of the newer generation; ENOUGH and more also stand for an older one."""
+        self.newer = (0, 0)
+        """The longest silence of this generation, in checks, and the tokens of the prompt that it was for."""
+        self.older = (0, 0)
+
+    def fork(self) -> Usual:
+        other = Usual()
+        other.known, other.newer, other.older = self.known, self.newer, self.older
+        return other
+
+    def fingerprint(self) -> Hashable:
+        return self.known, self.newer, self.older
+
+    def observe(self, checks: int, tokens: int) -> None:
+        """Record the longest silence of a wait that has ended well. One that no check has seen counts as one check."""
+        self.newer = max(self.newer, (max(1, checks), tokens))
+        self.known += 1
+        if self.known >= ENOUGH + GENERATION:
+            self.known, self.older, self.newer = ENOUGH, self.newer, (0, 0)
+
+    def limit(self, rule: StallRule, tokens: int) -> int | None:
+        """Return how many silent checks are usual while a prompt of so many tokens is computed; None if unknown."""
+        if self.known < ENOUGH:
+            return None
+        checks, longest = max(self.newer, self.older)
+        if longest:
+            checks = -(-checks * max(tokens, longest) // longest)
+        return max(rule.least, FACTOR * checks)
+
+
+class Waiting:
+    """The wait of one attempt, and the silence of its engine during it, in checks."""
+
+    __slots__ = ("longest", "silent", "wait")
+
+    def __init__(self, wait: Awaited) -> None:
+        self.wait = wait
+        self.silent = 0
+        """Checks in a row up to now."""
+        self.longest = 0
+        """The most of them in a row so far."""
+
+    def fork(self) -> Waiting:
+        other = Waiting(self.wait)
+        other.silent, other.longest = self.silent, self.longest
+        return other
+
+    def fingerprint(self) -> Hashable:
+        return self.wait, self.silent, self.longest
+
+    def checked(self, active: bool) -> None:
+        """Record a check of the engine that is waited for."""
+        self.silent = 0 if active else self.silent + 1
+        self.longest = max(self.longest, self.silent)
+
+    def limit(self, rule: StallRule, usual: Usual, tokens: int) -> int | None:
+        """Return how many silent checks there may be; None if any number."""
+        if not rule.learns:
+            return None if self.wait is Awaited.WHOLE else rule.least
+        return usual.limit(rule, tokens if self.wait is Awaited.PROMPT else 0)

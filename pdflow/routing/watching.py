@@ -1,0 +1,321 @@
+"""Engines that stall: a process that is stopped, a GPU that hangs, a host that swaps. Their connections stay open.
+
+An engine that owes answers and has been silent for unusually long (`stalls`) is stalled, if another one can do its
+work. It gets no new legs, and attempts that wait for it fail: their requests are retried or resumed elsewhere. The last
+attempt that a request may have goes on, because a slow engine is better than none.
+
+After a pause a stalled engine is on trial: it gets one leg at a time, until it has answered something. The pause is as
+long as the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine is silent again. If no other
+engine of its role is up any more, it gets legs again at once.
+
+What a heartbeat says is not used here: a process may report while its GPU hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Final, Literal
+
+from pdflow.protocol.errors import LocalProtocolError
+from pdflow.protocol.ids import EngineInfo
+from pdflow.protocol.messages import Code
+from pdflow.protocol.values import EngineId, Instant, RequestId
+from pdflow.routing import governed
+from pdflow.routing.attempt import Attempt
+from pdflow.routing.effects import EngineSilent, EngineWatched, RouterEffects
+from pdflow.routing.events import (
+    DecodeEnded,
+    EngineChanged,
+    EngineJoins,
+    EngineLeaves,
+    EngineReported,
+    EnginesChecked,
+    FirstTokenDelivered,
+    PrefillAnswered,
+    RouterEvent,
+)
+from pdflow.routing.failure import AfterFailure
+from pdflow.routing.governed import GovernedRouter, Rules
+from pdflow.routing.heartbeats import Roll, Seat
+from pdflow.routing.policy import Choice
+from pdflow.routing.router import Dispatch, Router
+from pdflow.routing.stalls import Awaited, Usual, Waiting
+
+ROLES: Final[tuple[Literal["prefill"], Literal["decode"]]] = ("prefill", "decode")
+LONGEST_PAUSE: Final = 64
+"""Checks before a stalled engine is tried again, at most."""
+
+
+class Stall:
+    """A stalled engine: checks until it is tried, 0 if it is on trial; and the length of its pause."""
+
+    __slots__ = ("left", "pause")
+
+    def __init__(self, pause: int) -> None:
+        self.pause = min(pause, LONGEST_PAUSE)
+        self.left = self.pause
+
+    def fork(self) -> Stall:
+        other = Stall(self.pause)
+        other.left = self.left
+        return other
+
+
+class WatchingRouter(GovernedRouter):
+    """A router that notices stalled engines, if its rules have a `StallRule`.
+
+    Args: as GovernedRouter's.
+    """
+
+    __slots__ = ("changes", "stalled", "usual", "waits")
+
+    def __init__(
+        self,
+        prefill: tuple[EngineInfo, ...],
+        decode: tuple[EngineInfo, ...],
+        dispatch: Dispatch,
+        choices: tuple[Choice, Choice],
+        rules: Rules,
+        max_attempts: int = 1,
+        reports_prefill: bool = False,
+        aggregated: frozenset[int] = frozenset(),
+        resumes: bool = False,
+    ) -> None:
+        super().__init__(prefill, decode, dispatch, choices, rules, max_attempts, reports_prefill, aggregated, resumes)
+        self.waits: dict[RequestId, Waiting] = {}
+        """The wait of each open attempt, where engines are watched."""
+        self.usual = {wait: Usual() for wait in Awaited}
+        self.stalled: dict[Seat, Stall] = {}
+        self.changes: list[EngineWatched] = []
+        """Changes of this turn that have not been reported."""
+
+    def _turn(self, event: RouterEvent, now: Instant) -> RouterEffects:
+        effects: RouterEffects = _ON[type(event)](self, event)
+        # Changes first: the legs in `effects` were sent with them known.
+        return self._watched() + effects if self.stalled or self.changes else effects
+
+    def fork(self) -> Router:
+        choices = self.prefill_choice.fork(), self.decode_choice.fork()
+        other = WatchingRouter(
+            (),
+            (),
+            self.dispatch,
+            choices,
+            self.rules,
+            max_attempts=self.max_attempts,
+            reports_prefill=self.reports_prefill,
+            aggregated=self.aggregated,
+            resumes=self.resumes,
+        )
+        self.copied_to(other)
+        return other
+
+    def copied_to(self, other: Router) -> None:
+        super().copied_to(other)
+        assert isinstance(other, WatchingRouter)
+        other.waits = {request_id: waiting.fork() for request_id, waiting in self.waits.items()}
+        other.usual = {wait: usual.fork() for wait, usual in self.usual.items()}
+        other.stalled = {seat: stall.fork() for seat, stall in self.stalled.items()}
+
+    def fingerprint(self) -> Hashable:
+        waits = tuple(waiting.fingerprint() for waiting in self.waits.values())
+        usual = tuple(usual.fingerprint() for usual in self.usual.values()) if self.waits or self.stalled else ()
+        stalled = tuple((seat, stall.left, stall.pause) for seat, stall in self.stalled.items())
+        return super().fingerprint(), waits, usual, stalled
+
+    # Waits.
+
+    def _open(self, attempt: Attempt) -> None:
+        super()._open(attempt)
+        if self.rules.stall is not None:
+            alone = self._alone(attempt) or attempt.p < 0
+            self.waits[attempt.request_id] = Waiting(_behind_prompt(attempt) if alone else Awaited.PROMPT)
+
+    def _close(self, attempt: Attempt) -> RouterEffects:
+        self.waits.pop(attempt.request_id, None)
+        return super()._close(attempt)
+
+    def _prefill_answered(self, event: PrefillAnswered) -> RouterEffects:
+        if event.params is not None:
+            self._wait_ended(event.request_id)
+        return super()._prefill_answered(event)
+
+    def _first_token_delivered(self, event: FirstTokenDelivered) -> RouterEffects:
+        waiting = self.waits.get(event.request_id)
+        if waiting is not None and waiting.wait is Awaited.FIRST:
+            self._wait_ended(event.request_id)
+        return super()._first_token_delivered(event)
+
+    def _decode_ended(self, event: DecodeEnded) -> RouterEffects:
+        if event.code is Code.NONE:
+            self._wait_ended(event.request_id)
+        return super()._decode_ended(event)
+
+    def _wait_ended(self, request_id: RequestId) -> None:
+        """Record that an attempt's wait has ended well, and begin the next one."""
+        waiting = self.waits.get(request_id)
+        if waiting is None:
+            return
+        attempt = self.attempts[request_id]
+        is_prompt = waiting.wait is Awaited.PROMPT
+        self.usual[waiting.wait].observe(waiting.longest, attempt.asked.prompt_tokens if is_prompt else 0)
+        self.waits[request_id] = Waiting(_behind_prompt(attempt) if is_prompt else Awaited.NEXT)
+
+    # Checks.
+
+    def _checked(self, event: EnginesChecked) -> RouterEffects:
+        if self.rules.stall is None:
+            raise LocalProtocolError("engines were checked, but this router does not watch them")
+        active = frozenset(event.active)
+        for seat in [seat for seat in self.stalled if self._info(seat).engine in active]:
+            self._trust(seat)
+        pausing = [seat for seat, stall in self.stalled.items() if stall.left]
+        at: dict[Seat, list[Attempt]] = {}
+        for attempt in self.attempts.values():
+            at.setdefault(_waits_for(attempt), []).append(attempt)
+        silences = {seat: self._silence(attempts, self._info(seat).engine in active) for seat, attempts in at.items()}
+        stalled = [seat for seat, silence in silences.items() if silence and self._stall(seat, silence)]
+        effects: RouterEffects = ()
+        for seat in stalled:
+            for attempt in at[seat]:
+                # What failed the one before may have ended this one, too.
+                if attempt.request_id in self.attempts and not self._is_last_resort(attempt):
+                    effects += self._failed(attempt, Code.STALLED)
+        for seat in pausing:
+            self._pause(seat)
+        return effects
+
+    def _silence(self, attempts: list[Attempt], active: bool) -> int:
+        """Record a check for attempts that wait for one engine. Returns its silence if it is too long, else 0."""
+        rule = self.rules.stall
+        assert rule is not None
+        tokens = max(attempt.asked.prompt_tokens for attempt in attempts)
+        too_long = 0
+        for attempt in attempts:
+            waiting = self.waits[attempt.request_id]
+            waiting.checked(active)
+            limit = waiting.limit(rule, self.usual[waiting.wait], tokens)
+            if limit is not None and waiting.silent > limit:
+                too_long = max(too_long, waiting.silent)
+        return too_long
+
+    def _stall(self, seat: Seat, silence: int) -> bool:
+        """Send this engine nothing for now. Returns whether another can do its work, and attempts are to leave it."""
+        choice, index = self._choice(seat), seat[1]
+        stall = self.stalled.get(seat)
+        pauses = stall is not None and stall.left > 0
+        if pauses or not any(choice.up[other] for other in self._never_stalled(seat[0]) if other != index):
+            return False
+        if stall is not None or choice.up[index]:
+            self.stalled[seat] = Stall(silence if stall is None else 2 * stall.pause)
+            choice.up[index] = False
+            self.changes.append(EngineWatched(self._info(seat).engine, "stalled"))
+        return True
+
+    def _is_last_resort(self, attempt: Attempt) -> bool:
+        """Whether no other attempt may follow this one."""
+        return self._after_failure(attempt, Code.STALLED) is AfterFailure.FAIL
+
+    def _pause(self, seat: Seat) -> None:
+        """Shorten the pause of a stalled engine by one check. Behind its last one the engine is tried."""
+        stall = self.stalled[seat]
+        stall.left -= 1
+        if stall.left:
+            return
+        self.changes.append(EngineWatched(self._info(seat).engine, "trial"))
+        # Attempts that could not go elsewhere wait there: the trial has its own silence.
+        for attempt in self.attempts.values():
+            if _waits_for(attempt) == seat:
+                self.waits[attempt.request_id].silent = 0
+
+    # Engines that are stalled.
+
+    def _watched(self) -> RouterEffects:
+        """Return what has changed in this turn. An engine on trial gets a leg if it has none."""
+        self._need_all()
+        for seat, stall in self.stalled.items():
+            choice, index = self._choice(seat), seat[1]
+            choice.up[index] = not stall.left and not choice.loads[index]
+        changes, self.changes = tuple(self.changes), []
+        return changes
+
+    def _need_all(self) -> None:
+        """Trust the stalled engines of a role again if no other one is up, and none could be on trial alone."""
+        for role in ROLES:
+            stalled = [seat for seat in self.stalled if seat[0] == role]
+            if stalled:
+                up = self._choice(stalled[0]).up
+                if not any(up[index] for index in self._never_stalled(role)):
+                    for seat in stalled:
+                        self._trust(seat)
+
+    def _never_stalled(self, role: Literal["prefill", "decode"]) -> list[int]:
+        engines = self.prefill if role == "prefill" else self.decode
+        return [index for index in range(len(engines)) if (role, index) not in self.stalled]
+
+    def _trust(self, seat: Seat) -> None:
+        del self.stalled[seat]
+        self._choice(seat).up[seat[1]] = True
+        self.changes.append(EngineWatched(self._info(seat).engine, "answers"))
+
+    def _forget(self, engine: EngineId) -> None:
+        """Forget that an engine was stalled: something else decides now whether it gets legs."""
+        for seat in [seat for seat in self.stalled if self._info(seat).engine == engine]:
+            del self.stalled[seat]
+
+    def _choice(self, seat: Seat) -> Choice:
+        return self.prefill_choice if seat[0] == "prefill" else self.decode_choice
+
+    def _engine_changed(self, event: EngineChanged) -> RouterEffects:
+        if self.roll is None:
+            self._forget(event.engine)
+        effects = super()._engine_changed(event)
+        self._need_all()
+        return effects
+
+    def _leaves(self, event: EngineLeaves) -> RouterEffects:
+        self._forget(event.engine)
+        effects = super()._leaves(event)
+        self._need_all()
+        return effects
+
+    def _joins(self, event: EngineJoins) -> RouterEffects:
+        self._forget(event.engine)
+        return super()._joins(event)
+
+    def _reported(self, event: EngineReported) -> RouterEffects:
+        """Record an engine's report. It ends no stall, unless it is that of a new incarnation."""
+        seat: Seat = (event.role, event.engine)
+        if self._info(seat).engine != event.info.engine:
+            self._forget(self._info(seat).engine)
+        return super()._reported(event)
+
+    def _fallen_silent(self, roll: Roll, now: Instant) -> tuple[EngineSilent, ...]:
+        silent = super()._fallen_silent(roll, now)
+        for effect in silent:
+            self._forget(effect.engine)
+        if silent:
+            self._need_all()
+        return silent
+
+
+def _waits_for(attempt: Attempt) -> Seat:
+    """Return the engine that an attempt waits for."""
+    return ("prefill", attempt.p) if attempt.p_open else ("decode", attempt.d)
+
+
+def _behind_prompt(attempt: Attempt) -> Awaited:
+    return Awaited.FIRST if attempt.asked.streams else Awaited.WHOLE
+
+
+_ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
+    **governed._ON,
+    DecodeEnded: WatchingRouter._decode_ended,
+    EngineChanged: WatchingRouter._engine_changed,
+    EngineJoins: WatchingRouter._joins,
+    EngineLeaves: WatchingRouter._leaves,
+    EngineReported: WatchingRouter._reported,
+    EnginesChecked: WatchingRouter._checked,
+    FirstTokenDelivered: WatchingRouter._first_token_delivered,
+    PrefillAnswered: WatchingRouter._prefill_answered,
+}

@@ -1,0 +1,194 @@
+"""Engines that stall: which silence is too long, and how a router comes back to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdflow.protocol.errors import LocalProtocolError
+from pdflow.protocol.ids import EngineInfo, KvParams, Shards
+from pdflow.protocol.messages import Code
+from pdflow.routing.effects import AbortLeg, DispatchPrefill, EngineWatched, Reply
+from pdflow.routing.events import (
+    DecodeEnded,
+    EngineChanged,
+    EnginesChecked,
+    FirstTokenDelivered,
+    PrefillAnswered,
+    RequestArrived,
+)
+from pdflow.routing.stalls import ENOUGH, FACTOR, GENERATION, LEAST, Awaited, StallRule, Usual
+from pdflow.routing.watching import LONGEST_PAUSE
+
+Make = Callable[..., Any]
+RULE = StallRule(check_ns=1, least=2)
+LEARNS = StallRule(check_ns=1, learns=True)
+
+
+def checked(router: Any, *active: str, times: int = 1) -> list[Any]:
+    """Check engines, and return the effects of the last check that has any."""
+    effects: list[Any] = []
+    for _ in range(times):
+        effects = list(router.handle(EnginesChecked(active), 0)) or effects
+    return effects
+
+
+def states(effects: list[Any]) -> list[tuple[str, str]]:
+    return [(effect.engine, effect.state) for effect in effects if isinstance(effect, EngineWatched)]
+
+
+def answered(request_id: str, engine: int = 0) -> PrefillAnswered:
+    params = KvParams(EngineInfo(f"p-{engine}", Shards(1, 1, 16)), "x" + request_id[1:], request_id, 5)
+    return PrefillAnswered(request_id, params)
+
+
+def serve(router: Any, request: int, tokens: int = 10, p_checks: int = 0) -> None:
+    """Serve a request without a fault, P's answer coming after so many silent checks."""
+    (leg,) = router.handle(RequestArrived(request, prompt_tokens=tokens), 0)
+    checked(router, times=p_checks)
+    router.handle(answered(leg.request_id, leg.engine), 0)
+    router.handle(FirstTokenDelivered(request, leg.request_id), 0)
+    assert isinstance(router.handle(DecodeEnded(leg.request_id), 0)[-1], Reply)
+
+
+def test_a_request_is_sent_to_another_engine_when_its_own_is_silent_for_too_long(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE)
+    router.handle(RequestArrived(0), 0)
+    assert not checked(router, times=2)
+    effects = checked(router)
+    assert states(effects) == [("p-0", "stalled")]
+    abort, leg = effects[1:]
+    assert (abort, leg.engine) == (AbortLeg("prefill", 0, "r0.1"), 1)
+    (leg,) = router.handle(RequestArrived(1), 0)
+    assert leg.engine == 1, "the stalled one gets none"
+
+
+def test_an_engine_that_sends_anything_is_at_work(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE)
+    router.handle(RequestArrived(0), 0)
+    for _ in range(10):
+        assert not checked(router, times=2)
+        assert not checked(router, "p-0")
+
+
+def test_the_last_attempt_waits(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE)
+    router.handle(RequestArrived(0), 0)
+    checked(router, times=3)
+    assert states(checked(router, "p-0", times=1)) == [("p-0", "answers")]
+    effects = checked(router, times=3)
+    assert states(effects) == [("p-1", "stalled")]
+    assert not [effect for effect in effects if not isinstance(effect, EngineWatched)]
+    assert router.attempts.keys() == {"r0.2"}
+
+
+def test_a_stalled_engine_is_tried_with_one_leg_at_a_time_and_pauses_grow(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, policy="least-loaded", stall=RULE)
+    router.handle(RequestArrived(0), 0)
+    checked(router, times=3)
+    pause, number = 3, 1
+    for _ in range(6):
+        assert not states(checked(router, "p-1", times=pause - 1))
+        assert states(checked(router, "p-1")) == [("p-0", "trial")]
+        legs = []
+        for _ in range(2):
+            legs += [e for e in router.handle(RequestArrived(number), 0) if isinstance(e, DispatchPrefill)]
+            number += 1
+        assert [leg.engine for leg in legs] == [0, 1], "the least loaded one, once"
+        assert states(checked(router, "p-1", times=3)) == [("p-0", "stalled")]
+        pause = min(2 * pause, LONGEST_PAUSE)
+    assert pause == LONGEST_PAUSE
+
+
+def test_an_engine_that_answers_on_trial_is_like_any_other(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, policy="least-loaded", stall=RULE)
+    router.handle(RequestArrived(0), 0)
+    checked(router, times=3)
+    checked(router, "p-1", times=3)
+    (leg,) = router.handle(RequestArrived(1), 0)
+    assert leg.engine == 0
+    assert router.prefill_choice.up == [False, True]
+    assert states(checked(router, "p-0", "p-1")) == [("p-0", "answers")]
+    assert router.prefill_choice.up == [True, True]
+
+
+def test_when_the_others_are_down_a_stalled_engine_gets_legs_at_once(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE)
+    router.handle(RequestArrived(0), 0)
+    checked(router, times=3)
+    effects = router.handle(EngineChanged("p-1", False), 0)
+    assert states(effects) == [("p-0", "answers")]
+    assert router.prefill_choice.up == [True, False]
+
+
+def test_a_resumed_stream_leaves_a_stalled_decode_engine(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE, resumes=True)
+    router.handle(RequestArrived(0), 0)
+    router.handle(answered("r0.1"), 0)
+    router.handle(FirstTokenDelivered(0, "r0.1"), 0)
+    assert states(checked(router, times=3)) == [("d-0", "stalled")]
+    assert router.attempts.keys() == {"r0.2"}
+
+
+def test_the_limit_is_what_was_usual(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=LEARNS)
+    router.handle(RequestArrived(0, prompt_tokens=10), 0)
+    assert not checked(router, times=1000), "nothing is usual yet"
+    router = governed(dispatch="sequential", max_attempts=2, stall=LEARNS)
+    for request in range(ENOUGH):
+        serve(router, request, p_checks=3 if request == 5 else 0)
+    router.handle(RequestArrived(100, prompt_tokens=10), 0)
+    assert not checked(router, times=FACTOR * 3)
+    assert states(checked(router)) == [("p-0", "stalled")]
+
+
+def test_a_long_prompt_has_more_time(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=LEARNS)
+    for request in range(ENOUGH):
+        serve(router, request, tokens=100, p_checks=2)
+    router.handle(RequestArrived(100, prompt_tokens=1000), 0)
+    assert not checked(router, times=FACTOR * 2 * 10)
+    assert states(checked(router)) == [("p-0", "stalled")]
+
+
+def test_a_whole_answer_has_no_limit_of_ones_own(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE)
+    router.handle(RequestArrived(0, streams=False), 0)
+    router.handle(answered("r0.1"), 0)
+    assert not checked(router, times=100)
+
+
+@pytest.mark.parametrize("code", [Code.IO, Code.UNREACHABLE])
+def test_a_wait_that_ended_badly_teaches_nothing(governed: Make, code: Code) -> None:
+    router = governed(dispatch="sequential", stall=LEARNS)
+    (leg,) = router.handle(RequestArrived(0), 0)
+    router.handle(PrefillAnswered(leg.request_id, None, code), 0)
+    assert router.usual[Awaited.PROMPT].known == 0
+
+
+def test_checks_without_a_rule_are_an_error(governed: Make) -> None:
+    with pytest.raises(LocalProtocolError, match="does not watch"):
+        governed(hedge_after_ns=1).handle(EnginesChecked(()), 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 10_000)), min_size=ENOUGH, max_size=400))
+def test_no_silence_of_the_last_waits_is_too_long(waits: list[tuple[int, int]]) -> None:
+    usual = Usual()
+    for checks, tokens in waits:
+        usual.observe(checks, tokens)
+    for checks, tokens in waits[-GENERATION:]:
+        limit = usual.limit(LEARNS, tokens)
+        assert limit is not None
+        assert limit >= max(LEAST, FACTOR * checks)
+
+
+def test_a_silence_is_forgotten_after_two_generations() -> None:
+    usual = Usual()
+    usual.observe(50, 0)
+    for _ in range(2 * GENERATION + ENOUGH):
+        usual.observe(0, 0)
+    assert usual.limit(LEARNS, 0) == LEAST
