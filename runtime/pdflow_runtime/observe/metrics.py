@@ -116,7 +116,7 @@ class RouterMeter(Meter):
             registry=registry,
         )
         self.resumed: Final = Counter(
-            "pdflow_router_answers_resumed", "Answers that another attempt was to continue", registry=registry
+            "pdflow_router_answers_resumed", "Answers that another attempt has continued", registry=registry
         )
         self.stalled: Final = Counter(
             "pdflow_router_engines_stalled",

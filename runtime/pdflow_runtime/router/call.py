@@ -27,6 +27,7 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import Exchange, HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, Headers
+from pdflow_runtime.http.openai.answers import DONE
 from pdflow_runtime.http.openai.between import NOTHING, Between, FirstAnswer, FirstToken, GivenTokens
 from pdflow_runtime.http.openai.fields import Fields, rewritten
 from pdflow_runtime.http.openai.parameters import TRUNCATION
@@ -100,6 +101,8 @@ class Call:
         """Engines that have sent anything: the router's, in which each is noted."""
         self.source: EngineId = ""
         """The engine whose answer is passed on."""
+        self.resumed: Callable[[], None] = ignore
+        """Called when another attempt is about to continue the answer."""
         self.begun_ns: Final = now_ns()
         self.first: Callable[[bytes], None] | None = None
         """Called with the first piece of the answer, and no other."""
@@ -168,20 +171,30 @@ class Call:
                 await self.responder.end()
             return Code.NONE
         given = None if self.passed is None else self.passed.given()
-        if self.passed is None or given is None or self.passed.finished or not self.responder.framing:
+        if self.passed is None or given is None or not self.responder.framing:
             log.warning("an answer cannot be resumed: %s", self._why_not())
             return Code.IO
+        if self.passed.finished:
+            return await self._finish()
         self.given = given, self.passed.tokens
+        self.resumed()
         return None
+
+    async def _finish(self) -> Code:
+        """End an answer of which the client has the last token. It does not lack a token, but perhaps the usage."""
+        if b"true" in bytes(self.fields.get("stream_options", b"")):
+            log.warning("an answer cannot be resumed: its client lacks only the usage")
+            return Code.IO
+        await self.responder.send(DONE)
+        await self.responder.end()
+        return Code.NONE
 
     def _why_not(self) -> str:
         if not self.streams:
             return "its client does not stream, and has received a part of it"
         if not self.responder.framing:
-            return "its client has received an incomplete event, or does not understand chunks (HTTP/1.0)"
-        if self.passed is not None and self.passed.finished:
-            return "its client lacks only the end of the stream"
-        return "its engine has named no token ids"
+            return "its client has received an incomplete chunk, or does not understand chunks (HTTP/1.0)"
+        return "its engine has named no token ids, or its client has received an incomplete event"
 
     def prefill_body(self, params: dict[str, Any]) -> bytes:
         """Return the body of a prefill leg that is for KV alone."""
@@ -203,6 +216,10 @@ class Call:
         if between is not None:
             new_fields["pdflow"] = between
         return rewritten(self.fields, drop=NOT_FOR_ENGINES, put=new_fields)
+
+
+def ignore() -> None:
+    pass
 
 
 class Leg:
@@ -282,7 +299,8 @@ class Leg:
                     try:
                         await relay(response, call.responder, call.answered, call.piece)
                     finally:
-                        call.received_all = response.complete
+                        # What is decoded for a client of HTTP/1.0 waits outside of the responder until it is sent.
+                        call.received_all = response.complete and (call.responder.done or call.responder.chunked_ok)
                         call.answering.release()
         except UpstreamError:
             return Code.UNREACHABLE

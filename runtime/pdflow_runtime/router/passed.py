@@ -15,12 +15,17 @@ from pdflow_runtime.http.openai.between import GivenTokens
 
 REDUCE_BYTES: Final = 8 << 10
 """Bytes of pieces that are kept before they are reduced to token ids."""
+MOST_BYTES: Final = 4 << 20
+"""The longest event that is kept while it is incomplete."""
 EVENT_END: Final = b"\n\n"
 
 # No text of an answer holds these: quotes are escaped there. `"prompt_token_ids"` has no quote before `token_ids`.
 _token_ids: Final = re.compile(rb'"token_ids":\[([0-9,]*)\]')
 _name: Final = re.compile(rb'"id":"([^"]*)".*?"created":([0-9]+)', re.DOTALL)
 _finished: Final = re.compile(rb'"finish_reason":"')
+_framing: Final = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")
+"""What lies between the data of two chunks. No event holds it: line breaks in a text are escaped."""
+BETWEEN_CHUNKS: Final = (b"", b"\r\n")
 
 
 class PassedAnswer:
@@ -33,12 +38,15 @@ class PassedAnswer:
         self._name: tuple[str, int] | None = None
         self._pieces: list[bytes] = []
         self._bytes = 0
+        self._reduce_at = REDUCE_BYTES
+        self._is_lost = False
+        """True if an event was too long to be kept."""
 
     def add(self, data: bytes) -> None:
         """Add a piece, in which an event may begin or end anywhere. It may hold the framing of chunks."""
         self._pieces.append(data)
         self._bytes += len(data)
-        if self._bytes > REDUCE_BYTES:
+        if self._bytes > self._reduce_at:
             self._reduce()
 
     def begin(self, token: int, answer_id: str, created: int) -> None:
@@ -52,18 +60,24 @@ class PassedAnswer:
         return self._tokens.tolist()
 
     def given(self) -> GivenTokens | None:
-        """Return what the next engine must know of the answer; None if the client has no token of it."""
+        """Return what the next engine must know of the answer; None if the client has no token of it, or has an event
+        that is incomplete."""
         self._reduce()
+        if self._is_lost or b"".join(self._pieces) not in BETWEEN_CHUNKS:
+            return None
         return GivenTokens(len(self._tokens), *self._name) if self._tokens and self._name else None
 
     def _reduce(self) -> None:
-        text = b"".join(self._pieces)
+        text = _framing.sub(b"", b"".join(self._pieces))
         end = text.rfind(EVENT_END) + len(EVENT_END)
         if end < len(EVENT_END):
-            self._pieces = [text]
-            return
+            end = 0
         whole, rest = text[:end], text[end:]
+        if len(rest) > MOST_BYTES:
+            self._is_lost, rest = True, b""
         self._pieces, self._bytes = [rest], len(rest)
+        # Twice as long as what is kept: a long event that comes in many pieces is copied a few times, not for each.
+        self._reduce_at = max(REDUCE_BYTES, 2 * len(rest))
         if self._name is None and (found := _name.search(whole)):
             self._name = found[1].decode(), int(found[2])
         for ids in _token_ids.findall(whole):

@@ -135,6 +135,7 @@ class LiveRouterNode(LiveNode):
             call.answer = Answer(call.streams, self.returns_first_token)
             call.report = lambda request_id: self.put(self.port, FirstTokenDelivered(number, request_id))
             call.active = self.checks.active
+            call.resumed = self.meter.resumed.inc
             self.calls[number] = call
             self.meter.open.inc()
             alone = call.prompt_alone or (self.returns_first_token and call.one_token)
@@ -276,7 +277,6 @@ class LiveRouterNode(LiveNode):
     def resume_answer(self, port: Port, effect: ResumeAnswer) -> None:
         call = self.calls.get(effect.request)
         if call is not None:
-            self.meter.resumed.inc()
             call.answer.resume(effect.request_id)
 
     def abort_leg(self, port: Port, effect: AbortLeg) -> None:
@@ -318,8 +318,13 @@ class LiveRouterNode(LiveNode):
         """Send the client the error. An answer of which the client has received a part cannot begin again: it breaks
         off."""
         if ending is Ending.BREAK_OFF:
-            log.warning("an answer was interrupted after its first token: %s", effect.code.name)
             async with call.answering:
+                if call.received_all and not call.responder.done:
+                    # Nothing is missing but that the client takes the rest.
+                    await call.responder.end()
+                    call.over.set()
+                    return
+                log.warning("an answer was interrupted after its first token: %s", effect.code.name)
                 await break_off(call.responder, OpenAIError(502, "the answer was interrupted", code=effect.code.name))
             call.over.set()
             return

@@ -53,7 +53,8 @@ class Resumptions:
                 records.first_token_ns[request] = first_ns
             self.stages[request] = tuple([column[request] for column in records.ends])
             self.prompts.given[request] = int(self.keeps_first)
-        runs, ends_ns = node.engine.decoded_by(seq, now if node.alive else now - self.http_ns)
+        # What has been generated since is on its way, and is dropped.
+        runs, ends_ns = node.engine.decoded_by(seq, now - self.http_ns)
         before = node.steps_before
         # If the last token is among them, nothing would be left to generate: it is generated again.
         most = records.output_tokens[request] - self.prompts.given[request] - 1

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdflow_runtime.http.openai.answers import AnswerPiece, ChatAnswer, CompletionAnswer
-from pdflow_runtime.router.passed import REDUCE_BYTES, PassedAnswer
+from pdflow_runtime.router.passed import MOST_BYTES, REDUCE_BYTES, PassedAnswer
 
 TEXT = st.text(max_size=20) | st.sampled_from(['"token_ids":[7]', '"finish_reason":"stop"', "data: ", "\n\n"])
 
@@ -60,3 +60,29 @@ def test_a_last_event_is_noticed() -> None:
     passed.add(CompletionAnswer("r5.2", 3, "tiny").event(AnswerPiece(0, " a", "length", token_ids=[4])))
     assert passed.given() is not None
     assert passed.finished
+
+
+def test_an_incomplete_event_cannot_be_continued() -> None:
+    """An upstream may put the end of an event into the next chunk."""
+    event = CompletionAnswer("r5.2", 3, "tiny").event(AnswerPiece(0, " a", token_ids=[4]))
+    for at in range(1, len(event) - 1):
+        passed = PassedAnswer()
+        for piece in (event, event[:at]):
+            passed.add(b"%x\r\n%b\r\n" % (len(piece), piece))
+        assert passed.given() is None, event[:at]
+        rest = event[at:]
+        passed.add(b"%x\r\n%b\r\n" % (len(rest), rest))
+        assert passed.tokens == [4, 4]
+        assert passed.given() is not None
+
+
+def test_a_long_event_is_kept_up_to_a_bound_and_not_copied_for_each_piece() -> None:
+    passed = PassedAnswer()
+    passed.add(CompletionAnswer("r5.2", 3, "tiny").event(AnswerPiece(0, " a", token_ids=[4])))
+    piece = b"x" * 1000
+    most = 0
+    for _ in range(2 * MOST_BYTES // len(piece)):
+        passed.add(piece)
+        most = max(most, sum(map(len, passed._pieces)))
+    assert most <= 2 * MOST_BYTES + len(piece)
+    assert passed.given() is None

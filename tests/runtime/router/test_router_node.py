@@ -23,7 +23,7 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpRequest
-from pdflow_runtime.http.openai.answers import DONE, error_event
+from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, CompletionAnswer, error_event
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import Server
 from pdflow_runtime.nodes.kv_params import Coordinates
@@ -52,6 +52,7 @@ class Town:
         hedge_after_ns: int | None = None,
         dispatch: Dispatch = "concurrent",
         returns_first_token: bool = False,
+        resumes: bool = False,
     ) -> None:
         infos = {name: EngineInfo(name, Shards(1, 1, 16)) for name in ENGINES}
         prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
@@ -59,7 +60,7 @@ class Town:
         choices = Choice("round-robin", 2), Choice("round-robin", 2)
         router_args = (tuple(prefill), tuple(decode), dispatch, choices, Rules(silence_ns=silence_ns), 2)
         if hedge_after_ns is None:
-            router = GovernedRouter(*router_args)
+            router = GovernedRouter(*router_args, resumes=resumes)
         else:
             router = HedgingRouter(*router_args, hedge_after_ns=hedge_after_ns)
         options = {"stores": stores, "returns_first_token": returns_first_token}
@@ -69,6 +70,8 @@ class Town:
         self.up = [router.prefill_choice.up, router.decode_choice.up]
         self.answer_pieces: dict[str, list[bytes]] = {}
         """Whole answers, in pieces, by the engine that gives them."""
+        self.ends_answers = True
+        """Whether engines end the answers that they have given in pieces."""
         self.replies: dict[str, list[tuple[int, bytes]]] = {}
         """Whole answers that are none of a client's, by the engine that gives them, one to each request."""
         self.asked: list[str] = []
@@ -116,7 +119,7 @@ async def town(*streaming: str, **options: Any) -> AsyncIterator[Town]:
                 for piece in built.answer_pieces.get(name, [b"data: {}\n\n"]):
                     await responder.send(piece)
                     await trio.sleep(0.01)
-            if name in built.answer_pieces:
+            if name in built.answer_pieces and built.ends_answers:
                 await responder.end()
                 return
             try:
@@ -289,12 +292,12 @@ def counted(built: Town, outcome: str, code: str) -> float:
     return built.node.meter.registry.get_sample_value("pdflow_router_requests_total", labels) or 0.0
 
 
-async def exchange_one_request(built: Town) -> bytes:
+async def exchange_one_request(built: Town, ask: bytes = ASK) -> bytes:
     """All that a client hears until it is hung up on, or its answer has come."""
     stream = await trio.open_tcp_stream(LOCAL, built.port)
     async with stream:
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(ASK)
-        await stream.send_all(head + ASK)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(ask)
+        await stream.send_all(head + ask)
         return b"".join([piece async for piece in stream])
 
 
@@ -312,6 +315,37 @@ async def test_an_answer_that_broke_off_has_failed_and_was_not_taken_back_by_its
         assert counted(built, "failed", "unreachable") == 1
         assert counted(built, "cancelled", "cancelled") == 0
         assert built.asked.count("decode-1") == 0
+
+
+def event(text: str, finish_reason: str | None = None) -> bytes:
+    return CompletionAnswer("r1.1", 5, "tiny").event(AnswerPiece(0, text, finish_reason, token_ids=[3]))
+
+
+@pytest.mark.parametrize("has_options", [False, True])
+@pytest.mark.trio
+async def test_an_answer_that_lacks_only_its_end_is_ended(has_options: bool) -> None:
+    """Its engine dies behind the last token. An event with the usage is one that the router does not have."""
+    ask = {"prompt": "x", "max_tokens": 4, "stream": True}
+    options = {"stream_options": {"include_usage": True}} if has_options else {}
+    async with town(resumes=True) as built, trio.open_nursery() as nursery:
+        built.answer_pieces["decode-0"], built.ends_answers = [event("a"), event("b", "length")], False
+        received: list[bytes] = []
+
+        async def asking() -> None:
+            received.append(await exchange_one_request(built, msgspec.json.encode(ask | options)))
+
+        nursery.start_soon(asking)
+        await settled()
+        built.turn()
+        await settled()
+        built.node.members.apply_report(EngineGone("decode-0"))
+        for _ in range(3):
+            built.turn()
+            await settled()
+        assert received[0].endswith(DONE + b"\r\n0\r\n\r\n")
+        assert (b'"error"' in received[0]) == has_options
+        assert counted(built, "completed", "none") == (not has_options)
+        assert built.node.meter.registry.get_sample_value("pdflow_router_answers_resumed_total") == 0
 
 
 EXPIRED = error_event(OpenAIError(502, "the request failed: expired", code="EXPIRED"))
