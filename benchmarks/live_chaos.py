@@ -1,16 +1,17 @@
 """A live cluster that is treated badly: python -m benchmarks.live_chaos [--requests N] [--seed N] [--method NAME]
 [--transport NAME]
 
-Workers are killed, stopped and woken; connections between any two processes of the cluster are cut, cut with all that
-is under way on them (frames are lost, or break off in the middle), and slowed to a trickle; clients hang up: all while
-requests are under way at a concurrency of 16. Judged:
+Engines, nodes of the store and the router are killed, stopped and woken; connections between any two processes of the
+cluster are cut, cut with all that is under way on them (frames are lost, or break off in the middle), and slowed to a
+trickle; clients hang up: all while requests are under way at a concurrency of 16. Judged:
 
 - wrong: answers whose tokens are not those of an undisturbed cluster; it must be 0;
 - unanswered: requests that had no end within their deadline; it must be 0;
 - leaked: blocks that anybody holds when all is quiet again; it must be 0;
 - exceptions: tracebacks in the log; it must be 0.
 
-Failed requests, with an error that says so, are what happens when an engine dies under them; they are counted.
+Failed requests, with an error that says so, are what happens when an engine dies under them; they are counted. So are
+answers that another engine continued, and requests whose router died: their connections break.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,25 +40,54 @@ QUICKSTART = ROOT / "examples/serve-quickstart.toml"
 CONCURRENCY = 16
 PROMPTS = 48
 DEADLINE_S = 60.0
+TOKENS = 32
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 ROUTER = "pdflow_runtime.router.front"
+RESUMED = "pdflow_router_answers_resumed_total "
+STALLED = "pdflow_router_engines_stalled_total "
 TRICKLE = 20_000
 """Bytes per second."""
 QUIET_S = 90.0
 """After the last answer: leases are 30 s, and a dead peer is given up after 15 s."""
 
 
-class Chaos:
-    """Args: how many requests, where its randomness starts, and how many prompts they choose from."""
+class Counts:
+    """A counter of processes that start again at 0."""
 
-    def __init__(self, cluster: Served, requests: int, seed: int, prompts: int = PROMPTS) -> None:
+    def __init__(self) -> None:
+        self.before = self.last = 0.0
+
+    def see(self, value: float) -> None:
+        if value < self.last:
+            self.before += self.last
+        self.last = value
+
+    @property
+    def total(self) -> float:
+        return self.before + self.last
+
+
+class Chaos:
+    """Args: how many requests, where its randomness starts, how many prompts they choose from, and which processes are
+    harmed."""
+
+    def __init__(
+        self,
+        cluster: Served,
+        requests: int,
+        seed: int,
+        prompts: int = PROMPTS,
+        targets: Sequence[str] = ENGINES,
+    ) -> None:
         self.cluster = cluster
+        self.targets = targets
         self.requests = requests
         self.random = random.Random(seed)
         self.prompts = [self.prompt(number) for number in range(prompts)]
         self.right: list[list[int]] = []
         self.outcomes: Counter[str] = Counter()
         self.deeds: Counter[str] = Counter()
+        self.counted: dict[str, Counts] = {RESUMED: Counts(), STALLED: Counts()}
         self.wrong = self.unanswered = self.bytes_lost = 0
 
     def prompt(self, number: int) -> list[int]:
@@ -66,25 +96,29 @@ class Chaos:
 
     async def run(self) -> bool:
         for tokens in self.prompts:
-            answer = await self.cluster.ask(prompt=tokens, max_tokens=12, ignore_eos=True)
+            answer = await self.cluster.ask(prompt=tokens, max_tokens=TOKENS, ignore_eos=True)
             assert answer.status == 200, answer.body
             self.right.append(answer.tokens)
         left = self.requests_to_send()
         begun = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.harm)
+            nursery.start_soon(self.count)
             async with trio.open_nursery() as clients:
                 for _ in range(CONCURRENCY):
                     clients.start_soon(self.client, left)
             nursery.cancel_scope.cancel()
         lasted = trio.current_time() - begun
+        await self.count_once()
         leaked = await self.quiet()
         log = self.cluster.log.read_text()
         exceptions = log.count("Traceback (most recent call last)")
         summary = ", ".join(f"{count:,} {name}" for name, count in sorted(self.outcomes.items()))
         done = ", ".join(f"{count} {name}" for name, count in sorted(self.deeds.items()))
+        resumed, stalled = self.counted[RESUMED].total, self.counted[STALLED].total
         sys.stdout.write(
             f"{self.outcomes.total():,} requests in {lasted:.0f} s: {summary}\n{done}, {self.bytes_lost:,} bytes lost\n"
+            f"answers continued {resumed:,.0f}  engines that stalled {stalled:,.0f}\n"
             f"wrong {self.wrong}  unanswered {self.unanswered}  leaked {leaked}  exceptions {exceptions}\n"
         )
         if exceptions:
@@ -108,7 +142,10 @@ class Chaos:
     async def ask(self, number: int) -> None:
         try:
             answer = await self.cluster.ask(
-                prompt=self.prompts[number], max_tokens=12, ignore_eos=True, stream=self.random.random() < 0.5
+                prompt=self.prompts[number],
+                max_tokens=TOKENS,
+                ignore_eos=True,
+                stream=self.random.random() < 0.5,
             )
         except (UpstreamError, AssertionError, msgspec.DecodeError, KeyError):
             self.outcomes["broken off"] += 1
@@ -131,13 +168,11 @@ class Chaos:
                 continue  # who was to be harmed has gone by itself
 
     async def kill(self) -> None:
-        os.kill(self.someone(), signal.SIGKILL)
-        self.deeds["killed"] += 1
+        os.kill(self.someone("killed"), signal.SIGKILL)
 
     async def stop(self) -> None:
-        pid = self.someone()
+        pid = self.someone("stopped and woken")
         os.kill(pid, signal.SIGSTOP)
-        self.deeds["stopped and woken"] += 1
         try:
             await trio.sleep(self.random.choice((0.05, 0.5, 2, 7)))
         finally:
@@ -171,13 +206,30 @@ class Chaos:
         for wire in found:
             pace(wire)
 
-    def someone(self) -> int:
-        return self.cluster.pid_of(self.random.choice(ENGINES))
+    def someone(self, deed: str) -> int:
+        target = self.random.choice(self.targets)
+        pid = self.cluster.pid_of(target)
+        self.deeds[f"{deed} ({'router' if target == ROUTER else target.partition('-')[0]})"] += 1
+        return pid
+
+    async def count(self) -> None:
+        """A router that dies takes its counts with it, but for what has come after the last look."""
+        while True:
+            await trio.sleep(0.25)
+            await self.count_once()
+
+    async def count_once(self) -> None:
+        with trio.move_on_after(2), suppress(UpstreamError, OSError):
+            _, body = await self.cluster.exchange("GET", "/metrics")
+            for line in body.decode().splitlines():
+                for name, counts in self.counted.items():
+                    if line.startswith(name):
+                        counts.see(float(line.removeprefix(name)))
 
     def some_wires(self) -> list[Wire]:
         """One connection, or all between one pair of processes."""
         pids = []
-        for name in (*ENGINES, ROUTER):
+        for name in {*self.targets, ROUTER}:
             with suppress(LookupError):
                 pids.append(self.cluster.pid_of(name))
         found = wires(pids)
@@ -222,8 +274,10 @@ def main() -> int:
         "router.on_failure=retry",
         "router.max_attempts=3",
     )
+    stores = ("store-0", "store-1") if asked.method == "kv-store" else ()
+    overrides += ("transfer.store_nodes=2",) if stores else ()
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), QUICKSTART, *overrides) as cluster:
-        chaos = Chaos(cluster, asked.requests, asked.seed)
+        chaos = Chaos(cluster, asked.requests, asked.seed, targets=(*ENGINES, *stores, ROUTER))
         good = trio.run(chaos.run)
         sys.stdout.write("" if good else f"the log's last lines:\n{cluster.log.read_text()[-3000:]}\n")
     return 0 if good else 1

@@ -50,8 +50,8 @@ def test_no_answer_is_wrong_and_nothing_stays_behind(tmp_path: Path) -> None:
     with served(tmp_path, QUICKSTART, *OVERRIDES, first=FIRST) as cluster:
         chaos = Harm(cluster, requests=120, seed=1, prompts=8)
         assert trio.run(chaos.run), cluster.log.read_text()[-5000:]
-        assert chaos.deeds["killed"]
-        assert chaos.deeds["stopped and woken"]
+        for deed in ("killed", "stopped and woken"):
+            assert any(done.startswith(deed) for done in chaos.deeds)
         assert chaos.outcomes["200"] > 20
         assert chaos.outcomes["hung up on"]
         assert cluster.log.read_text().count(STANDS_IN) >= len(ENGINES)
