@@ -75,10 +75,12 @@ class EngineGone(msgspec.Struct, frozen=True, tag="gone"):
 
 class DrainOrder(msgspec.Struct, frozen=True, tag="drained"):
     """An operator's order that an engine gets no new requests (or gets them again): the router reports it to the
-    supervisor, and the supervisor to a router that it has restarted."""
+    supervisor, and the supervisor to a router that it has restarted. `removed`: the engine is to end when it is
+    drained."""
 
     engine: str
     drained: bool
+    removed: bool = False
 
 
 class StartOrder(msgspec.Struct, frozen=True, tag="start"):

@@ -8,7 +8,7 @@ to. The router says which engines are to be added.
 A router whose process ends is started again. The engines stay, with their KV: they cancel the requests of the router's
 closed connections, and KV that no engine fetches any more is free when its lease ends. The supervisor owns the socket
 at which the router accepts: the next router has the same port, and a client that connects in between waits for it. A
-router that ends ROUTER_STARTS times in a row before it is ready ends the cluster (EXIT_ROUTER_LOST).
+router that ends ROUTER_STARTS times in a row before it is ready, or soon after, ends the cluster (EXIT_ROUTER_LOST).
 
 To stop, the router is drained first, then the decode engines: no new prompt comes by then, and what they still hold has
 an end. Then the others end, whatever they hold.
@@ -77,6 +77,8 @@ AGAIN_S: Final = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Pause between the end of a process and its restart, by how many have ended one after the other."""
 ROUTER_STARTS: Final = 5
 """Attempts to start a router again, one after the other, before the cluster is ended."""
+SHORT_LIFE_S: Final = 10.0
+"""A router that ends sooner after it was ready could as well not have started."""
 BACKOFF_RESET_S: Final = 60.0
 """A process that ran so long did not end for the reason for which the one before did."""
 
@@ -160,14 +162,21 @@ class Cluster:
 
     async def _keep_router(self) -> None:
         """Start the router again whenever it has ended, until the cluster is stopped. RouterLostError."""
-        deaths = 0
+        deaths = short_lives = 0
         while True:
             begun = now_ns()
             await self.router.process.wait()
             await self.link.disconnect()
             if self.stopping:
                 return
-            deaths = 0 if now_ns() - begun > BACKOFF_RESET_S * S else deaths
+            lived_s = (now_ns() - begun) / S
+            deaths = 0 if lived_s > BACKOFF_RESET_S else deaths
+            short_lives = short_lives + 1 if lived_s < SHORT_LIFE_S else 0
+            if short_lives == ROUTER_STARTS:
+                raise RouterLostError(
+                    f"the router ended {ROUTER_STARTS} times in a row within {SHORT_LIFE_S:g} s of its start: the "
+                    "cluster stops; the router's messages are above"
+                )
             pause_s = pause_after_s(deaths)
             how = exit_text(self.router.process.returncode)
             log.error("%s %s; restarting it in %g s; the engines stay up, open requests are lost", ROUTER, how, pause_s)

@@ -13,7 +13,7 @@ Requests are authenticated in `front.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +22,7 @@ import trio
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.process.addresses import EngineAddress, EngineNews, ReportAnswer, is_address
+from pdflow_runtime.process.addresses import DrainOrder, EngineAddress, EngineNews, ReportAnswer, is_address
 from pdflow_runtime.router.router_node import LiveRouterNode
 
 log = logging.getLogger(__name__)
@@ -138,6 +138,13 @@ class Admin:
             self._left(name)
         else:
             self.members.set_enabled(name, False)
+        self.members.ordered(DrainOrder(name, True, removed=True))
+
+    def remove_again(self, names: Iterable[str]) -> None:
+        """Continue removals that an earlier router of this supervisor was ordered to make."""
+        for name in names:
+            if name in self.members.addresses:
+                self.remove(name)
 
     def _known(self, name: str) -> None:
         if name not in self.members.seats:

@@ -270,14 +270,17 @@ async def serve(
         nursery.start_soon(node.checks.run)
         nursery.start_soon(app.admin.run)
         if child:
-            known = trio.Event()
+            known, removed = trio.Event(), list[str]()
 
             def on_line(line: bytes) -> None:
                 match read_news(line):
                     case AllReported():
+                        app.admin.remove_again(removed)
                         known.set()
                     case DrainOrder() as order:
                         node.members.apply_order(order)
+                        if order.removed:
+                            removed.append(order.engine)
                     case news:
                         node.members.apply_report(news)
 

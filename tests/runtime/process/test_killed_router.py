@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -121,6 +122,42 @@ async def test_the_next_router_knows_which_engines_were_added_ended_or_resumed(t
         )
         await until({"prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"})
         assert (await cluster.ask(prompt=prompt(40), max_tokens=4)).status == 200
+
+
+@pytest.mark.trio
+async def test_a_removal_under_way_is_continued_by_the_next_router(tmp_path: Path) -> None:
+    """The engine has an open request when its removal is ordered, and none after the router's death."""
+    with served(tmp_path, REFERENCE, *SMALL) as cluster, trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                with suppress(UpstreamError, AssertionError):
+                    await cluster.ask(prompt=prompt(300), max_tokens=2000, ignore_eos=True, stream=True)
+
+            for _ in range(4):
+                nursery.start_soon(ask)
+            while not held((await state_of(cluster))["decode-0"]):
+                await trio.sleep(0.02)
+            assert (await cluster.exchange("DELETE", "/admin/engines/decode-0"))[0] == 202
+            assert "decode-0 exited" not in cluster.log.read_text()
+            os.kill(cluster.pid_of(FRONT), signal.SIGKILL)
+        while "decode-0 exited, as ordered" not in cluster.log.read_text():
+            await trio.sleep(0.02)
+        assert (await cluster.ask(prompt=prompt(40), max_tokens=4)).status == 200
+
+
+@pytest.mark.nightly
+@pytest.mark.trio
+async def test_a_router_that_dies_soon_after_each_start_ends_the_cluster(tmp_path: Path) -> None:
+    with served(tmp_path, REFERENCE, *SMALL) as cluster, trio.fail_after(180):
+        for number in range(5):
+            while cluster.log.read_text().count("the router is up again") < number:
+                await trio.sleep(0.02)
+            os.kill(cluster.pid_of(FRONT), signal.SIGKILL)
+        while cluster.process.poll() is None:
+            await trio.sleep(0.05)
+        assert cluster.process.returncode == 4
+        assert "the router ended 5 times in a row within 10 s of its start" in cluster.log.read_text()
 
 
 FAILS_AGAIN = """
