@@ -14,17 +14,15 @@ READINGS: Final = 16
 HELD_UP_S: Final = 0.5
 """A process that wakes up so long after a deadline did not run meanwhile."""
 
+stopwatch_ns: Final = time.monotonic_ns
+"""Returns a monotonic time, also where trio does not run: to measure how long something took."""
+
 T = TypeVar("T")
 
 
 def now_ns() -> Instant:
     """This process's monotonic time. Comparable with nothing in any other process."""
     return int(trio.current_time() * S)
-
-
-def stopwatch_ns() -> int:
-    """Return a monotonic time, also where trio does not run: to measure how long something took."""
-    return time.monotonic_ns()
 
 
 def clock_for_threads() -> Callable[[], Instant]:

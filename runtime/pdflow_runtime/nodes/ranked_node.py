@@ -123,7 +123,7 @@ class RankedNode(LiveNode):
     def measured_by(self, meter: Meter) -> None:
         """Count from now on in this meter what happens here."""
         self.meter = meter
-        transfers = TransferMeter(meter.registry)
+        transfers = TransferMeter(meter.registry, meter.model)
         for rank in self.ranks.values():
             rank.measured_by(transfers)
 

@@ -23,6 +23,7 @@ from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.process.addresses import EngineAddress, EngineNews, ReportAnswer, is_address
+from pdflow_runtime.router.engine_metrics import MembersCollector
 from pdflow_runtime.router.router_node import LiveRouterNode
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Admin:
         self.start: Final = start
         self.removed: set[str] = set()
         """Engines that are to end."""
+        node.meter.registry.register(MembersCollector(self.members, self.expected))
         self._stops, self._to_stop = trio.open_memory_channel[str](len(self.members.seats))
         node.left, self.members.ended = self._left, self._ended
 
@@ -167,6 +169,10 @@ class Admin:
         if name not in self.vacant:
             self.vacant.append(name)
 
+    def expected(self) -> list[str]:
+        """Return the engines that are up, or should be."""
+        return [name for name in self.members.seats if name in self.members.addresses or name not in self.vacant]
+
     async def state(self) -> dict[str, Any]:
         """Return the state of the cluster; that of an engine that does not answer is None."""
         members = self.members
@@ -178,8 +184,7 @@ class Admin:
         """Ask every engine, and return the answers by name: None for one that is expected and does not answer.
         `besides` are asked, too, where they have an address."""
         members = self.members
-        expected = [name for name in members.seats if name in members.addresses or name not in self.vacant]
-        found: dict[str, Any] = dict.fromkeys((*expected, *besides))
+        found: dict[str, Any] = dict.fromkeys((*self.expected(), *besides))
 
         async def ask(name: str, address: EngineAddress) -> None:
             try:

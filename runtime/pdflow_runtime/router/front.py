@@ -14,6 +14,7 @@ import resource
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
@@ -169,8 +171,16 @@ class Front:
             one_token=asked.asked.max_tokens == 1,
             prompt_alone=asked.asked.max_tokens == 0 or asked.asked.scores_prompt,
             resumes=self.node.router.resumes and self.node.router.max_attempts > 1,
+            begun_ns=responder.begun_ns,
+            intervals=self.node.meter.intervals,
         )
+        responder.details = call.record
         await self.node.serve(call)
+
+    def ended(self, request: EndedRequest) -> None:
+        """Record a request that has been answered or refused (`http/ended.py`)."""
+        if request.status >= 400 and request.details is None:
+            self.node.meter.refused(request.status)
 
     def healthy(self) -> bool:
         """True if an engine computes prompts, and, where engines do not do both, another decodes; with a store, all its
@@ -190,7 +200,7 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     gate = None if secret is None and not is_loopback(serve_config.host) else Gate(secret, ROUTER, hosts=hosts)
     builder = LiveBuilder(scenario, transport_named(serve_config.transport))
     prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
-    client = HttpClient()
+    client, prompts = HttpClient(), open_prompts(scenario)
     node = LiveRouterNode(
         governed_of(builder),
         prefill,
@@ -201,10 +211,11 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
         signer=Signer(secret),
         stores=stores_of(scenario),
         returns_first_token=scenario.router.first_token == "prefill",
+        model=prompts.model,
     )
     named = engines_of(scenario.pools)
     spares = [name for name in node.members.seats if name not in named]
-    app = Front(node, open_prompts(scenario), Admin(node, spares, request_start if child else None), gate, hosts)
+    app = Front(node, prompts, Admin(node, spares, request_start if child else None), gate, hosts)
     app.checks_every_host = is_loopback(serve_config.host)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
@@ -283,7 +294,8 @@ async def serve(
             nursery.start_soon(read_stdin, scope, on_line)
             await known.wait()
         async with trio.open_nursery() as serving:
-            server = await serving.start(serve_http, listener, app, limits_of(scenario, app.prompts))
+            serving_http = partial(serve_http, ended=app.ended)
+            server = await serving.start(serving_http, listener, app, limits_of(scenario, app.prompts))
             app.here = Coordinates(reached_at(serve_config.host), server.port)
             nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
             sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port))}\n")

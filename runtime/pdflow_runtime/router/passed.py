@@ -16,11 +16,12 @@ from pdflow_runtime.http.openai.between import GivenTokens
 REDUCE_BYTES: Final = 8 << 10
 """Bytes of pieces that are kept before they are reduced to token ids."""
 EVENT_END: Final = b"\n\n"
+FINISHED: Final = b'"finish_reason":"'
 
-# No text of an answer holds these: quotes are escaped there. `"prompt_token_ids"` has no quote before `token_ids`.
+# No text of an answer holds these, or FINISHED: quotes are escaped there. `"prompt_token_ids"` has no quote before
+# `token_ids`.
 _token_ids: Final = re.compile(rb'"token_ids":\[([0-9,]*)\]')
 _name: Final = re.compile(rb'"id":"([^"]*)".*?"created":([0-9]+)', re.DOTALL)
-_finished: Final = re.compile(rb'"finish_reason":"')
 
 
 class PassedAnswer:
@@ -51,6 +52,12 @@ class PassedAnswer:
         self._reduce()
         return self._tokens.tolist()
 
+    @property
+    def count(self) -> int:
+        """How many tokens have been passed on whose ids are known."""
+        self._reduce()
+        return len(self._tokens)
+
     def given(self) -> GivenTokens | None:
         """Return what the next engine must know of the answer; None if the client has no token of it."""
         self._reduce()
@@ -66,6 +73,6 @@ class PassedAnswer:
         self._pieces, self._bytes = [rest], len(rest)
         if self._name is None and (found := _name.search(whole)):
             self._name = found[1].decode(), int(found[2])
-        for ids in _token_ids.findall(whole):
-            self._tokens.extend(int(token) for token in ids.split(b",") if token)
-        self.finished = self.finished or _finished.search(whole) is not None
+        if ids := b",".join(filter(None, _token_ids.findall(whole))):
+            self._tokens.extend(map(int, ids.split(b",")))
+        self.finished = self.finished or FINISHED in whole

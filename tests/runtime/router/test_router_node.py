@@ -63,7 +63,8 @@ class Town:
         else:
             router = HedgingRouter(*router_args, hedge_after_ns=hedge_after_ns)
         options = {"stores": stores, "returns_first_token": returns_first_token}
-        self.node = LiveRouterNode(router, prefill, decode, "nixl-push", self.client, leg_timeout_s, **options)
+        node_args = (router, prefill, decode, "nixl-push", self.client, leg_timeout_s)
+        self.node = LiveRouterNode(*node_args, **options, model="tiny")
         prompts = Prompts("tiny", ByteTokens(), 512, 4096)
         self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
         self.up = [router.prefill_choice.up, router.decode_choice.up]
@@ -135,7 +136,7 @@ async def town(*streaming: str, **options: Any) -> AsyncIterator[Town]:
             nursery.start_soon(engine, name, nursery)
         await trio.testing.wait_all_tasks_blocked()
         built.turn()
-        async with serving(built.front) as server:
+        async with serving(built.front, ended=built.front.ended) as server:
             built.port = server.port
             yield built
         nursery.cancel_scope.cancel()
