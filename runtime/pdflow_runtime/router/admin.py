@@ -156,7 +156,7 @@ class Admin:
         if address is not None:
             try:
                 with trio.move_on_after(ANSWER_S):
-                    await self._ask(address, "POST", STOP)
+                    await self.ask(address, "POST", STOP)
             except UpstreamError as error:
                 log.warning("could not order %s to stop: %s; stop its process by hand", name, error)
         self.removed.discard(name)
@@ -189,7 +189,7 @@ class Admin:
         async def ask(name: str, address: EngineAddress) -> None:
             try:
                 with trio.move_on_after(ANSWER_S):
-                    found[name] = msgspec.Raw(await self._ask(address, "GET", path))
+                    found[name] = msgspec.Raw(await self.ask(address, "GET", path))
             except UpstreamError:
                 pass
 
@@ -199,11 +199,11 @@ class Admin:
                     nursery.start_soon(ask, name, address)
         return found
 
-    async def _ask(self, address: EngineAddress, method: str, path: str) -> bytes:
+    async def ask(self, address: EngineAddress, method: str, path: str, limit_bytes: int = 16 << 20) -> bytes:
         """Return the engine's answer. UpstreamError, also for an answer that is an error."""
         http, headers = address.http, self.node.signer.sign(address.engine, method, path, b"")
         async with self.node.client.request(method, http.host, http.port, path, headers) as response:
-            answer = await response.read()
+            answer = await response.read(limit_bytes)
         if response.status != 200:
             raise UpstreamError("malformed", f"HTTP {response.status}: {answer[:200].decode(errors='replace')}")
         return answer

@@ -53,6 +53,7 @@ from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.call import Call
 from pdflow_runtime.router.choices import Several
+from pdflow_runtime.router.cluster_metrics import ClusterMetrics
 from pdflow_runtime.router.model_api import ModelApi
 from pdflow_runtime.router.prompts import Prompts
 from pdflow_runtime.router.router_node import LiveRouterNode
@@ -92,6 +93,7 @@ class Front:
         self.pool: Final = TokenizerPool()
         self.model_api: Final = ModelApi(prompts, self.pool)
         self.admin: Final = admin
+        self.cluster_metrics: Final = ClusterMetrics(admin)
         self.gate: Final = gate
         """Authenticates operators; None: there is no operator's API over HTTP."""
         self.hosts: Final = hosts or HostCheck()
@@ -124,13 +126,11 @@ class Front:
                 await self._complete(request, chat, prompts, responder)
             case "GET", "/metrics":
                 await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.node.meter.text())
+            case "GET", "/metrics/cluster":
+                self._gate(request.path).check_reader(request)
+                await responder.reply(200, ((b"content-type", CONTENT_TYPE),), await self.cluster_metrics.text())
             case _, path if path.startswith("/admin/"):
-                if self.gate is None:
-                    raise OpenAIError(
-                        403,
-                        "/admin is disabled: the router listens beyond loopback without a secret (docs/hosts.md)",
-                    )
-                self.gate.check(request)
+                self._gate("/admin").check(request)
                 await self.admin(msgspec.structs.replace(request, method=method), responder)
             case "GET", "/health/live":
                 await responder.reply(200)
@@ -139,6 +139,13 @@ class Front:
             case _:
                 if not await self.model_api.answers(method, request, responder):
                     raise OpenAIError(404, f"unknown path: {request.method} {request.path}")
+
+    def _gate(self, path: str) -> Gate:
+        """Return the gate of a path that is the operators'. OpenAIError if there is none."""
+        if self.gate is None:
+            problem = "is disabled: the router listens beyond loopback without a secret (docs/hosts.md)"
+            raise OpenAIError(403, f"{path} {problem}")
+        return self.gate
 
     async def _complete(
         self,

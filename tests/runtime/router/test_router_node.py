@@ -78,6 +78,9 @@ class Town:
         """What they were asked."""
         self.left: list[str] = []
         """Engines that were hung up on, in order."""
+        self.pages: dict[str, bytes | None] = {}
+        """The metrics of an engine; None: it does not answer."""
+        self.pages_asked = 0
         self.stopped: list[str] = []
         """Engines that were told to end."""
         self.addresses: dict[str, EngineAddress] = {}
@@ -103,6 +106,12 @@ async def town(*streaming: str, **options: Any) -> AsyncIterator[Town]:
         async def answer(request: HttpRequest, responder: Responder) -> None:
             if request.path == "/stop":
                 built.stopped.append(name)
+            if request.path == "/metrics":
+                built.pages_asked += 1
+                if (page := built.pages.get(name)) is None:
+                    await trio.sleep_forever()
+                await responder.reply(200, (), page)
+                return
             if request.method == "GET" or request.path == "/stop":
                 await responder.reply(200)
                 return
