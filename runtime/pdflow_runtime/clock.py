@@ -69,3 +69,9 @@ def wall_ns() -> int:
 def wall_s() -> int:
     """Return seconds since 1970, for people: what OpenAI's answers call `created`."""
     return int(time.time())
+
+
+def utc_text(at_ns: int) -> str:
+    """Return this time, in ns since 1970, as ISO 8601 writes it in UTC."""
+    seconds, rest_ns = divmod(at_ns, S)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03}Z"

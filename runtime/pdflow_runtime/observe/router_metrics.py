@@ -75,6 +75,9 @@ class RouterMeter(Meter):
         self.resumed: Final = Counter(
             "pdflow_router_answers_resumed", "Answers that another attempt was to continue", registry=registry
         )
+        self.log_lines_dropped: Final = Counter(
+            "pdflow_access_log_dropped", "Lines of the access log that could not be written", registry=registry
+        )
         self.open: Final = Gauge("pdflow_router_requests_open", "Open requests", registry=registry)
         self.generated = 0
         """Tokens of the answers that have ended."""

@@ -34,6 +34,7 @@ from pdflow_runtime.http.server import serve_http
 from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
+from pdflow_runtime.observe.access_log import AccessLog
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import (
@@ -100,6 +101,7 @@ class Front:
         """Refuses requests by names that are not the router's."""
         self.checks_every_host = False
         """Whether every request is checked; else those of operators are."""
+        self.access_log: AccessLog | None = None
         self.here: Coordinates
         """The address at which clients connect."""
 
@@ -188,6 +190,8 @@ class Front:
         """Record a request that has been answered or refused (`http/ended.py`)."""
         if request.status >= 400 and request.details is None:
             self.node.meter.refused(request.status)
+        if self.access_log is not None:
+            self.access_log.add(request)
 
     def healthy(self) -> bool:
         """True if an engine computes prompts, and, where engines do not do both, another decodes; with a store, all its
@@ -224,6 +228,8 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     spares = [name for name in node.members.seats if name not in named]
     app = Front(node, prompts, Admin(node, spares, request_start if child else None), gate, hosts)
     app.checks_every_host = is_loopback(serve_config.host)
+    if serve_config.access_log != "off":
+        app.access_log = AccessLog(serve_config.access_log, prompts.model, node.meter.log_lines_dropped.inc)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
@@ -286,6 +292,8 @@ async def serve(
         scope = nursery.cancel_scope
         nursery.start_soon(node.run)
         nursery.start_soon(app.admin.run)
+        if app.access_log is not None:
+            nursery.start_soon(app.access_log.run)
         if child:
             known = trio.Event()
 

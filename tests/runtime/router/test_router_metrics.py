@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ import trio
 from pdflow.protocol.messages import Code
 from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, CompletionAnswer
+from pdflow_runtime.observe.access_log import AccessLine, AccessLog
 from pdflow_runtime.observe.router_metrics import FINISHED_REASONS
 from pdflow_runtime.process.addresses import EngineGone
 from tests.runtime.http.world import LOCAL, response_to
@@ -139,3 +142,32 @@ async def test_an_engine_that_is_silent() -> None:
         labels = {"engine": "decode-0", "role": "decode"}
         assert value(built, "pdflow_router_engine_silent", **labels) == 1
         assert value(built, "pdflow_router_engine_up", **labels) == 0
+
+
+@pytest.mark.trio
+async def test_the_access_log_has_each_request_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
+    async with town() as built, trio.open_nursery() as nursery:
+        log = built.front.access_log = AccessLog("json", "tiny", lambda lost: None, descriptor)
+        nursery.start_soon(log.run)
+        built.answer_pieces["decode-0"] = answer_of(5)
+        await ask(built)
+        await ask(built, max_tokens=-1)
+        await response_to(built.port, b"nonsense\r\n\r\n")
+        nursery.cancel_scope.cancel()
+    os.close(descriptor)
+    answered, invalid, malformed = (
+        msgspec.json.decode(line, type=AccessLine) for line in path.read_bytes().splitlines()
+    )
+    assert (answered.client, answered.path, answered.status, answered.outcome) == (
+        "127.0.0.1",
+        "/v1/completions",
+        200,
+        "completed",
+    )
+    assert (answered.prefill, answered.decode, answered.attempts) == ("prefill-0", "decode-0", 1)
+    assert (answered.prompt_tokens, answered.output_tokens, answered.finish_reason) == (3, 5, "length")
+    assert 0 < answered.ttft_ms < answered.total_ms
+    assert (invalid.status, invalid.outcome, invalid.code) == (400, "refused", "http_400")
+    assert (malformed.method, malformed.path, malformed.status) == ("-", "-", 400)
