@@ -71,6 +71,11 @@ def wall_s() -> int:
     return int(time.time())
 
 
+def cpu_ns() -> int:
+    """Return the CPU time that this process has used."""
+    return time.process_time_ns()
+
+
 def utc_text(at_ns: int) -> str:
     """Return this time, in ns since 1970, as ISO 8601 writes it in UTC."""
     seconds, rest_ns = divmod(at_ns, S)

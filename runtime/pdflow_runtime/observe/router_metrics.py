@@ -12,9 +12,10 @@ from prometheus_client.registry import Collector
 
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import S
-from pdflow_runtime.clock import now_ns
+from pdflow_runtime.clock import cpu_ns, now_ns
 from pdflow_runtime.observe.metrics import MODEL, Meter
 from pdflow_runtime.observe.passing_answers import EndedAnswer, PassingAnswer, TokenIntervals
+from pdflow_runtime.observe.router_figures import FIRST_TOKEN_NS, RouterFigures, first_token_bucket
 
 FIRST_TOKEN_S: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
@@ -79,6 +80,8 @@ class RouterMeter(Meter):
             "pdflow_access_log_dropped", "Lines of the access log that could not be written", registry=registry
         )
         self.open: Final = Gauge("pdflow_router_requests_open", "Open requests", registry=registry)
+        self._first_tokens: Final = [0] * (len(FIRST_TOKEN_NS) + 1)
+        self._over = self._failed = 0
         self.generated = 0
         """Tokens of the answers that have ended."""
         registry.register(_Tokens(self))
@@ -95,12 +98,16 @@ class RouterMeter(Meter):
         """Record that an answer has begun. Of one that is not streamed, nobody knows when its first token was there."""
         self._prompt_tokens.inc(prompt_tokens)
         if streams:
-            self._first.observe((now_ns() - begun_ns) / S)
+            lasted_ns = now_ns() - begun_ns
+            self._first.observe(lasted_ns / S)
+            self._first_tokens[first_token_bucket(lasted_ns)] += 1
 
     def over(self, begun_ns: int, outcome: str, code: Code, attempts: int) -> None:
         """Record that the router has ended a request."""
         self._requests.labels(outcome, _name(code)).inc()
         self._attempts.inc(attempts)
+        self._over += 1
+        self._failed += outcome == "failed"
         if outcome == "completed":
             self._whole.observe((now_ns() - begun_ns) / S)
         elif outcome == "failed":
@@ -111,6 +118,16 @@ class RouterMeter(Meter):
         self.generated += answer.tokens
         reason = REASONS.get(outcome, answer.reason)
         self._ended[reason if reason in self._ended else "stop"].inc()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that clients got, also of answers that have not ended."""
+        return self.generated + sum(answer.tokens_so_far for answer in self.answers())
+
+    def figures(self) -> RouterFigures:
+        """Return the figures of `pdflow top`."""
+        first_tokens = list(self._first_tokens)
+        return RouterFigures(now_ns(), cpu_ns(), self._over, self._failed, self.tokens, first_tokens)
 
     def refused(self, status: int) -> None:
         """Record a request that was answered with an error and that no engine got."""
@@ -127,7 +144,7 @@ class _Tokens(Collector):
     def collect(self) -> Iterator[Metric]:
         meter = self.meter
         tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens that clients got", labels=MODEL)
-        tokens.add_metric([meter.model], meter.generated + sum(answer.tokens_so_far for answer in meter.answers()))
+        tokens.add_metric([meter.model], meter.tokens)
         yield tokens
         intervals = HistogramMetricFamily(
             "vllm:inter_token_latency_seconds", "Time between two tokens of a streamed answer", labels=MODEL

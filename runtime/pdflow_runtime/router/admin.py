@@ -178,7 +178,13 @@ class Admin:
         members = self.members
         engines = await self._ask_all("/state", members.stores)
         silent = sorted(name for name in members.addresses if not members.is_member(name))
-        return {"open": len(self.node.calls), "drained": sorted(members.drained), "silent": silent, "engines": engines}
+        return {
+            "open": len(self.node.calls),
+            "drained": sorted(members.drained),
+            "silent": silent,
+            "router": self.node.meter.figures(),
+            "engines": engines,
+        }
 
     async def _ask_all(self, path: str, besides: Mapping[str, EngineAddress | None]) -> dict[str, Any]:
         """Ask every engine, and return the answers by name: None for one that is expected and does not answer.
