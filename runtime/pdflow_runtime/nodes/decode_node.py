@@ -81,6 +81,7 @@ class LiveDecodeNode(LiveEngineNode):
     """The node of one incarnation of a decode engine. Args: `landing`: where KV lands."""
 
     pool_role = "decode"
+    stages = ("d_admit", "transfer", "first_decode")
 
     def __init__(
         self,

@@ -71,6 +71,7 @@ class LivePrefillNode(LiveEngineNode):
     """The node of one incarnation of a prefill engine. Args: `sending`: the memory that it sends from."""
 
     pool_role = "prefill"
+    stages = ("p_queue", "prefill")
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ as there, one observation is one operation of one rank. Sources: vllm/v1/metrics
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
@@ -43,6 +43,11 @@ class Meter:
             buckets=STAGE_S,
             registry=self.registry,
         )
+
+    def export_stages(self, names: Iterable[str]) -> None:
+        """Export these stages as 0 until a request passes them."""
+        for name in names:
+            self._stages.labels(name)
 
     def stage(self, name: str, lasted_ns: int) -> None:
         self._stages.labels(name).observe(lasted_ns / S)

@@ -30,6 +30,8 @@ FINISHED_REASONS: Final = ("stop", "length", "abort", "error", "repetition")
 """vLLM's: an error is a failed request, an abort one whose client has gone (vllm/v1/engine/__init__.py)."""
 REASONS: Final = {"cancelled": "abort", "failed": "error"}
 """The finished_reason, by a request's outcome; a completed one's is that of its answer."""
+SHED: Final = "shed"
+"""The code of a request that the router has shed (429)."""
 HTTP_ERRORS: Final = (400, 401, 403, 404, 408, 413, 417, 429, 431, 500, 502, 503, 504)
 """The statuses with which requests are refused that no engine gets."""
 
@@ -48,7 +50,7 @@ class RouterMeter(Meter):
         self._attempts: Final = Counter("pdflow_router_attempts", "Attempts of these requests", registry=registry)
         self._errors: Final = Counter(
             "pdflow_router_errors",
-            "Requests that failed, by code; http_STATUS: those that were refused before they got to an engine",
+            "Requests that failed, by code; shed: by the limits of [router]; http_STATUS: before an engine was chosen",
             ["code"],
             registry=registry,
         )
@@ -91,6 +93,7 @@ class RouterMeter(Meter):
             if code is not Code.NONE:
                 self._requests.labels("failed", _name(code))
                 self._errors.labels(_name(code))
+        self._errors.labels(SHED)
         for status in HTTP_ERRORS:
             self._errors.labels(f"http_{status}")
 
@@ -102,8 +105,8 @@ class RouterMeter(Meter):
             self._first.observe(lasted_ns / S)
             self._first_tokens[first_token_bucket(lasted_ns)] += 1
 
-    def over(self, begun_ns: int, outcome: str, code: Code, attempts: int) -> None:
-        """Record that the router has ended a request."""
+    def over(self, begun_ns: int, outcome: str, code: Code, attempts: int, shed: bool = False) -> None:
+        """Record that the router has ended a request. Args: `shed`: by its own rules, before an engine got it."""
         self._requests.labels(outcome, _name(code)).inc()
         self._attempts.inc(attempts)
         self._over += 1
@@ -111,7 +114,7 @@ class RouterMeter(Meter):
         if outcome == "completed":
             self._whole.observe((now_ns() - begun_ns) / S)
         elif outcome == "failed":
-            self._errors.labels(_name(code)).inc()
+            self._errors.labels(SHED if shed else _name(code)).inc()
 
     def answered(self, outcome: str, answer: EndedAnswer) -> None:
         """Record that nothing more of this answer is passed on."""

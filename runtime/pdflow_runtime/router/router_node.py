@@ -50,7 +50,7 @@ from pdflow_runtime.http.relay import break_off
 from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, prefill_json
 from pdflow_runtime.nodes.node import LiveNode
 from pdflow_runtime.observe.event_log import LAST
-from pdflow_runtime.observe.router_metrics import RouterMeter
+from pdflow_runtime.observe.router_metrics import SHED, RouterMeter
 from pdflow_runtime.router.call import Call, Leg
 from pdflow_runtime.router.members import Members
 from pdflow_runtime.router.routing import arrival
@@ -307,11 +307,13 @@ class LiveRouterNode(LiveNode):
     def reply(self, port: Port, effect: Reply) -> None:
         call = self.calls.get(effect.request)
         begun_ns = now_ns() if call is None else call.begun_ns
-        self.meter.over(begun_ns, effect.outcome, effect.code, effect.attempts)
+        self.meter.over(begun_ns, effect.outcome, effect.code, effect.attempts, shed=bool(effect.reason))
         if call is None:
             return
         record = call.record
         record.outcome, record.code, record.attempts = effect.outcome, effect.code.name.lower(), effect.attempts
+        if effect.reason:
+            record.code = SHED
         ending = call.answer.ended(effect.outcome)
         if ending is Ending.NOTHING:
             call.over.set()
