@@ -38,7 +38,7 @@ class Meter:
         ProcessCollector(registry=self.registry)
         self._stages: Final = Histogram(
             "pdflow_request_stage_seconds",
-            "Time that a request spent in one stage, measured by the component that runs the stage",
+            "Time that a request spent in one stage, measured by the process that runs the stage",
             ["stage"],
             buckets=STAGE_S,
             registry=self.registry,

@@ -146,7 +146,9 @@ class _Tokens(Collector):
 
     def collect(self) -> Iterator[Metric]:
         meter = self.meter
-        tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens that clients got", labels=MODEL)
+        tokens = CounterMetricFamily(
+            "vllm:generation_tokens", "Generated tokens; of the router: those that clients got", labels=MODEL
+        )
         tokens.add_metric([meter.model], meter.tokens)
         yield tokens
         intervals = HistogramMetricFamily(

@@ -13,12 +13,15 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdflow.protocol.values import S
+from pdflow_runtime.observe.access_log import AccessLine
 from pdflow_runtime.router.cluster_metrics import FRESH_NS
+from tests.runtime.support.metric_table import documented_rows, metric_rows
 from tests.runtime.support.promql import Samples, problems, selectors
 from tests.runtime.support.served import ROOT, Served, served
 
 yaml: Any = pytest.importorskip("yaml", reason="needs PyYAML: pip install 'pdflow[docs]'")
 
+PAGE = (ROOT / "docs/monitoring.md").read_text("utf-8")
 REFERENCE = ROOT / "examples/reference.toml"
 SMALL = ("pool.prefill.replicas=1", "pool.decode.replicas=1", "serve.access_log=json")
 DASHBOARD: dict[str, Any] = msgspec.json.decode((ROOT / "deploy/grafana/pdflow.json").read_bytes())
@@ -89,11 +92,26 @@ def test_the_rules_are_whole() -> None:
     assert (job["job_name"], job["metrics_path"]) == ("pdflow", "/metrics/cluster")
 
 
-async def samples_of(cluster: Served) -> Samples:
+def test_the_page_on_monitoring_has_every_alert_and_field() -> None:
+    alerts = re.findall(r"^\| (Pdflow\w+) \|", PAGE, re.MULTILINE)
+    assert alerts == [rule["alert"] for rule in RULES]
+    table = PAGE.partition("| field | meaning |")[2].partition("\n\n")[0]
+    fields = [field for row in table.splitlines() for field in re.findall(r"`(\w+)`", row.partition(" | ")[0])]
+    assert fields == list(AccessLine.__struct_fields__)
+    stores = (ROOT / "runtime/pdflow_runtime/store/state.py").read_text("utf-8")
+    documented = {name.removesuffix("_total") for name in re.findall(r"^\| `(pdflow_store_\w+)`", PAGE, re.MULTILINE)}
+    assert documented == set(re.findall(r'"(pdflow_store_\w+)"', stores))
+
+
+async def page_of(cluster: Served) -> str:
     status, page = await cluster.exchange("GET", "/metrics/cluster")
     assert status == 200
+    return page.decode()
+
+
+async def samples_of(cluster: Served) -> Samples:
     found: Samples = {}
-    for metric in text_string_to_metric_families(page.decode()):
+    for metric in text_string_to_metric_families(await page_of(cluster)):
         for sample in metric.samples:
             found.setdefault(sample.name, []).append(sample.labels)
     return found
@@ -112,6 +130,7 @@ async def test_a_cluster_exports_what_dashboard_and_rules_mention(tmp_path: Path
         for name, expr in expressions():
             assert problems(expr, before) == [], name
             assert problems(expr, after) == [], name
+        assert documented_rows(PAGE) == metric_rows(await page_of(cluster))
         assert {labels["engine"] for labels in after["pdflow_cluster_scrape_up"]} == {"prefill-0", "decode-0"}
         for name in ("vllm:cache_config_info", "process_resident_memory_bytes"):
             assert {"prefill-0", "decode-0"} <= {labels["engine"] for labels in after[name]}, name
