@@ -27,6 +27,8 @@ CONTENT: Final = (
     "docs/**/*.css",
     "docs/img/*.png",
     "benchmarks/README.md",
+    "deploy/grafana/*.json",
+    "deploy/prometheus/*.yml",
     "benchmarks/results/peers.md",
     "benchmarks/results/walks.json",
     "examples/README.md",

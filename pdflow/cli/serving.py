@@ -82,7 +82,8 @@ def serve(
 def top(ctx: click.Context, /, url: str, every: float, once: bool) -> None:
     """Show the state of a live cluster whose router is at URL.
 
-    For each engine: KV blocks, blocks in quarantine, queues and connections. Then the oldest requests and their states.
+    For the router: open requests, requests and tokens per second, its CPU, and times to first token since the update
+    before. For each engine: KV blocks, blocks in quarantine, queues and connections. Then the oldest requests.
     """
     ctx.exit(client(lambda: importlib.import_module("pdflow_runtime.observe.top")).main(url, every, once))
 

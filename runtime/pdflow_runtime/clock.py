@@ -14,17 +14,15 @@ READINGS: Final = 16
 HELD_UP_S: Final = 0.5
 """A process that wakes up so long after a deadline did not run meanwhile."""
 
+stopwatch_ns: Final = time.monotonic_ns
+"""Returns a monotonic time, also where trio does not run: to measure how long something took."""
+
 T = TypeVar("T")
 
 
 def now_ns() -> Instant:
     """This process's monotonic time. Comparable with nothing in any other process."""
     return int(trio.current_time() * S)
-
-
-def stopwatch_ns() -> int:
-    """Return a monotonic time, also where trio does not run: to measure how long something took."""
-    return time.monotonic_ns()
 
 
 def clock_for_threads() -> Callable[[], Instant]:
@@ -71,3 +69,14 @@ def wall_ns() -> int:
 def wall_s() -> int:
     """Return seconds since 1970, for people: what OpenAI's answers call `created`."""
     return int(time.time())
+
+
+def cpu_ns() -> int:
+    """Return the CPU time that this process has used."""
+    return time.process_time_ns()
+
+
+def utc_text(at_ns: int) -> str:
+    """Return this time, in ns since 1970, as ISO 8601 writes it in UTC."""
+    seconds, rest_ns = divmod(at_ns, S)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{rest_ns // 1_000_000:03}Z"

@@ -14,6 +14,7 @@ from attrs import field
 
 from pdflow.scenario.schema.fields import AT_LEAST_ONE, NOT_EMPTY, TIMER, Bound, field_doc
 
+AccessLogFormat: TypeAlias = Literal["off", "text", "json"]
 TransportName: TypeAlias = Literal["shm", "tcp", "nixl", "mooncake", "nccl", "cuda-ipc"]
 PORT = Bound(at_least=0, at_most=65_535)
 SPARES = Bound(at_least=0, at_most=1000)
@@ -131,6 +132,12 @@ class Serve:
             "weights. Where [model] gives no dtype for KV, torch engines compute in the dtype in config.json and keep "
             "KV in it",
             NOT_EMPTY,
+        ),
+    )
+    access_log: AccessLogFormat = field(
+        default="off",
+        metadata=field_doc(
+            "lines that the router writes to stderr when a request has ended: none, key=value pairs, or JSON"
         ),
     )
     threads: int = field(default=1, metadata=field_doc("number of compute threads of each engine", AT_LEAST_ONE))

@@ -231,6 +231,10 @@ class LiveEngine:
         return self._scheduler.admission.prefix_cache_queries
 
     @property
+    def caches_prefixes(self) -> bool:
+        return self._scheduler.admission.prefixes is not None
+
+    @property
     def prefix_cache_hits(self) -> int:
         return self._scheduler.admission.prefix_cache_hits
 

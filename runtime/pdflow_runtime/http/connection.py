@@ -19,6 +19,7 @@ import trio
 
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import deadline_of, now_ns
+from pdflow_runtime.http.ended import UNKNOWN, EndedRequest, Observer, ignore
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest, Refusal, head, status_line
 from pdflow_runtime.http.parsing import RequestParser
@@ -64,9 +65,13 @@ class Connection:
         pump: Pump,
         observer: ConnectionObserver,
         address: str = "",
+        client: str = "",
+        ended: Observer = ignore,
     ) -> None:
         self.address = address
         """That of the client, by which connections are counted."""
+        self._client = client
+        self._report = ended
         self._observer = observer
         self._scope = trio.CancelScope()
         self._sock = sock
@@ -103,6 +108,7 @@ class Connection:
         if self._parser.within:
             with suppress(OSError):
                 send_now(self._sock, refused(_GIVES_WAY))
+            self._report(refusal_of(self._client, _GIVES_WAY))
         self._scope.cancel()
 
     async def run(self) -> None:
@@ -220,11 +226,18 @@ class Connection:
                     responder, OpenAIError(500, "internal error: the handler returned without an answer")
                 )
         self._answering = None
+        self._report_answered(request, responder)
         self._set_deadline()
         ready = self._parser.ready
         if not (ready and isinstance(ready[0], HttpRequest)):
             self._observer.waits(self)
         return responder.done and responder.keep_alive and not responder.gone
+
+    def _report_answered(self, request: HttpRequest, responder: Responder) -> None:
+        begun_ns, details = responder.begun_ns, responder.details
+        given_id = (request.header(b"x-request-id") or b"").decode("latin-1")
+        asked = (self._client, request.method, request.path)
+        self._report(EndedRequest(*asked, responder.status, begun_ns, now_ns(), given_id, details))
 
     async def _answer_failure(self, request: HttpRequest, responder: Responder, error: Exception) -> None:
         """Log the failure of a request, and answer with an error if nothing was sent yet: the server goes on."""
@@ -238,12 +251,19 @@ class Connection:
             await _answer_with(responder, cause)
 
     async def _refuse(self, refusal: Refusal) -> None:
+        self._report(refusal_of(self._client, refusal))
         with trio.move_on_after(self._limits.write_s), suppress(OSError):
             await send_all(self._sock, refused(refusal))
             self._sock.shutdown(socket.SHUT_WR)
         with trio.move_on_after(_LINGER_S), suppress(OSError):
             while await receive(self._sock):
                 pass
+
+
+def refusal_of(client: str, refusal: Refusal) -> EndedRequest:
+    """Return the report of a request that is refused now."""
+    now = now_ns()
+    return EndedRequest(client, UNKNOWN, UNKNOWN, refusal.status, now, now)
 
 
 def refused(refusal: Refusal) -> bytes:

@@ -38,7 +38,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, of one client address that is not loopback; 0: any number."""
     reserve: int = 64
     """Connections beyond `connections`, on which the paths of `reserved` are answered while no other request is."""
-    reserved: tuple[str, ...] = ("/health", "/health/", "/ping", "/metrics", "/admin/")
+    reserved: tuple[str, ...] = ("/health", "/health/", "/ping", "/metrics", "/metrics/", "/admin/")
     """Paths, and beginnings of paths that end with a slash, which are answered however busy the server is."""
     arriving_bytes: int = 256 << 20
     """Bodies of all requests that are not whole; beyond it the connection that has gone longest without a whole request

@@ -25,13 +25,15 @@ HOP: Final = frozenset(
         b"keep-alive",
         b"proxy-authenticate",
         b"proxy-connection",
+        b"server-timing",
         b"te",
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
     )
 )
-"""Headers of one hop (RFC 9110 7.6.1), and those that frame its message, which each hop says anew."""
+"""Headers of one hop (RFC 9110 7.6.1), those that frame its message, which each hop says anew, and an engine's stages,
+which are for the router."""
 
 
 async def relay(

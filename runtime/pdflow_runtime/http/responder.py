@@ -13,6 +13,7 @@ from enum import Enum, auto
 import trio
 from trio.lowlevel import wait_writable
 
+from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.messages import Header, HttpRequest, head, status_line
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.sockets import send_now
@@ -46,6 +47,12 @@ class Responder:
         """Whether the connection may go on after this answer; False is written in the head, if that has not left."""
         self.pump = pump
         """The pump of the server."""
+        self.status = 0
+        """The status that was sent; 0: none yet."""
+        self.begun_ns = now_ns()
+        """When the request was whole."""
+        self.details: object = None
+        """What the handler leaves for the server's observer (`ended.py`)."""
         self._sock = sock
         self._request = request
         self._scope = scope
@@ -187,6 +194,7 @@ class Responder:
             raise RuntimeError(f"a response cannot go from {self._stage.name.lower()} to {stage.name.lower()}")
 
     def _head(self, status: int, headers: tuple[Header, ...]) -> bytes:
+        self.status = status
         return head(status_line(status), (*headers, _KEEP_ALIVE if self.keep_alive else _CLOSE))
 
     async def _push(self, data: bytes) -> None:

@@ -19,9 +19,10 @@ from typing import TypeAlias
 
 import trio
 
-from pdflow_runtime.http.connection import Connection, refused
+from pdflow_runtime.http.connection import Connection, refusal_of, refused
 from pdflow_runtime.http.connection_table import ConnectionTable, counted_address
 from pdflow_runtime.http.descriptors import EXHAUSTED, EXHAUSTION, SATURATION
+from pdflow_runtime.http.ended import Observer, ignore
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal
 from pdflow_runtime.http.pump import Pump
@@ -36,7 +37,9 @@ _TOO_MANY = Refusal(429, "too many connections from this address, and requests o
 
 
 class Server:
-    def __init__(self, listener: socket.socket, handler: RequestHandler, limits: HttpLimits) -> None:
+    def __init__(
+        self, listener: socket.socket, handler: RequestHandler, limits: HttpLimits, ended: Observer = ignore
+    ) -> None:
         self._table = ConnectionTable(limits)
         self.connections = self._table.connections
         """Those open now."""
@@ -45,6 +48,7 @@ class Server:
         self._listener = listener
         self._handler = handler
         self._limits = limits
+        self._report = ended
         self._accepting = trio.CancelScope()
         self._pump = Pump()
         self._room = trio.Event()
@@ -104,20 +108,23 @@ class Server:
                 self._begin(*accepted, nursery)
 
     def _waiting(self) -> tuple[socket.socket, str] | None:
-        """Accept the next client in the backlog, and its address; None if there is none."""
+        """Accept the next client in the backlog, with its host; None if there is none."""
         try:
             sock, address = self._listener.accept()
-            return sock, counted_address(address[0])
+            return sock, str(address[0])
         except (BlockingIOError, InterruptedError, ConnectionError):
             return None
 
-    def _begin(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
+    def _begin(self, sock: socket.socket, host: str, nursery: trio.Nursery) -> None:
+        address = counted_address(host)
         if not self._table.make_room(address):
             with suppress(OSError):
                 send_now(tuned(sock), refused(_TOO_MANY))
             sock.close()
+            self._report(refusal_of(host, _TOO_MANY))
             return
-        connection = Connection(tuned(sock), self._handle, self._limits, self._pump, self._table, address)
+        reporting = (address, host, self._report)
+        connection = Connection(tuned(sock), self._handle, self._limits, self._pump, self._table, *reporting)
         self._table.add(connection)
         if self.draining:
             connection.drain()
@@ -142,9 +149,11 @@ async def serve_http(
     handler: RequestHandler,
     limits: HttpLimits | None = None,
     *,
+    ended: Observer = ignore,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until drained or cancelled; the listener is closed then. Starts with its Server."""
-    server = Server(listener, handler, limits or HttpLimits())
+    """Serve until drained or cancelled; the listener is closed then. Starts with its Server. `ended` is called with
+    each request that was answered or refused."""
+    server = Server(listener, handler, limits or HttpLimits(), ended)
     task_status.started(server)
     await server.run()

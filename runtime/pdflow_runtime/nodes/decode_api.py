@@ -21,6 +21,7 @@ from pdflow_runtime.http.openai.between import Between, FirstToken
 from pdflow_runtime.http.openai.fields import decoded
 from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.server_timing import server_timing
 from pdflow_runtime.nodes.decode_node import DecodeLeg, LiveDecodeNode
 from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, named, scores_of, shown, usage_so_far
 from pdflow_runtime.nodes.kv_params import Coordinates, read_decode
@@ -104,9 +105,9 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
         try:
             async with aclosing(self._pieces(leg, asked.asked, pair, given)) as pieces:
                 if asked.asked.stream:
-                    await self._stream(pieces, pair, asked, between, responder)
+                    await self._stream(pieces, leg, pair, asked, between, responder)
                 else:
-                    await self._whole(pieces, asked, responder)
+                    await self._whole(pieces, leg, asked, responder)
         finally:
             if between.first_follows:
                 del self.to_come[request_id]
@@ -115,6 +116,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
     async def _stream(
         self,
         pieces: AsyncIterator[AnswerPiece],
+        leg: DecodeLeg,
         pair: FirstToCome,
         whole: LegAsked,
         between: Between,
@@ -135,7 +137,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
                 continue
             used = usage_so_far(asked, len(whole.tokens) - given, generated)
             if not responder.begun:
-                await responder.begin(200, (EVENT_STREAM,))
+                await responder.begin(200, (EVENT_STREAM, *server_timing(leg.stages_ns)))
             await responder.send(answer.event(shown(piece, asked, returns_token_ids), used))
         last = answer.usage_event(usage(len(whole.tokens) - given, generated)) if asked.include_usage else b""
         await responder.send(last + DONE)
@@ -144,6 +146,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
     async def _whole(
         self,
         pieces: AsyncIterator[AnswerPiece],
+        leg: DecodeLeg,
         whole: LegAsked,
         responder: Responder,
     ) -> None:
@@ -161,7 +164,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
             token_ids,
         )
         done = answer.whole([shown(piece, asked)], usage(len(whole.tokens), len(token_ids)))
-        await responder.reply(200, (JSON,), done)
+        await responder.reply(200, (JSON, *server_timing(leg.stages_ns)), done)
 
     async def _pieces(
         self, leg: DecodeLeg, asked: AnswerOptions, pair: FirstToCome, given: int

@@ -63,6 +63,8 @@ class DecodeLeg:
         self.begun_ns: Final = now_ns()
         self.step_ns = self.begun_ns
         """The time at which its last stage ended."""
+        self.stages_ns: Final[dict[str, int]] = {}
+        """How long each stage took that has ended."""
         self.alone: Final = alone
         """True if its prompt is computed here; the protocol knows nothing of it."""
         self.why = ""
@@ -79,6 +81,7 @@ class LiveDecodeNode(LiveEngineNode):
     """The node of one incarnation of a decode engine. Args: `landing`: where KV lands."""
 
     pool_role = "decode"
+    stages = ("d_admit", "transfer", "first_decode")
 
     def __init__(
         self,
@@ -244,8 +247,10 @@ class LiveDecodeNode(LiveEngineNode):
     def first(self, leg: DecodeLeg) -> None:
         """Record a leg's first token. Without remote KV, its prompt has just been computed."""
         if leg.alone:
+            start = leg.job.seq.start_ns
+            leg.stages_ns.update(p_queue=start - leg.begun_ns, prefill=now_ns() - start)
             self.event_log.passed(leg.request_id, "route", leg.begun_ns)
-            self.event_log.passed(leg.request_id, "p_queue", leg.job.seq.start_ns)
+            self.event_log.passed(leg.request_id, "p_queue", start)
         else:
             self.passed(leg, "first_decode")
         self.event_log.passed(leg.request_id, TOKEN)
@@ -273,8 +278,10 @@ class LiveDecodeNode(LiveEngineNode):
 
     def passed(self, leg: DecodeLeg, stage: str) -> None:
         """Record that the leg has passed this stage."""
-        self.stage(stage, leg.step_ns)
-        leg.step_ns = now_ns()
+        now = now_ns()
+        leg.stages_ns[stage] = now - leg.step_ns
+        self.stage(stage, leg.step_ns, now)
+        leg.step_ns = now
 
     def known(self) -> list[Known]:
         return [Known(leg.request_id, self._state(leg), leg.begun_ns) for leg in self.legs.values()]

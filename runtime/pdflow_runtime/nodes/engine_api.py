@@ -88,7 +88,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
         gate: Gate,
         stop: Callable[[], None],
     ) -> None:
-        super().__init__(node, gate, stop)
+        super().__init__(node, gate, stop, prompts.model)
         self.node: Final = node
         self.prompts: Final = prompts
         self.method: Final = method

@@ -54,7 +54,13 @@ class LiveEngineNode(RankedNode):
 
     def measured_by(self, meter: Meter) -> None:
         super().measured_by(meter)
-        meter.registry.register(EngineCollector(self.engine, self.links.links, self.notes))
+        cache = {
+            "block_size": self.engine.limits.block_size,
+            "cache_dtype": self.config.dtype or "auto",
+            "enable_prefix_caching": self.engine.caches_prefixes,
+            "num_gpu_blocks": self.pool.num_blocks,
+        }
+        meter.registry.register(EngineCollector(self.engine, self.links.links, self.notes, meter.model, cache))
 
     def known(self) -> list[Known]:
         """Return the requests that are not over."""

@@ -10,6 +10,7 @@ from pdflow_runtime.http.messages import EVENT_STREAM, JSON
 from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, usage
 from pdflow_runtime.http.openai.between import FirstAnswer, FirstToken
 from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.server_timing import server_timing
 from pdflow_runtime.nodes.engine_api import EngineApi, LegAsked, ended, scores_of, shown, usage_so_far
 from pdflow_runtime.nodes.kv_params import decode_json, read_prefill
 from pdflow_runtime.nodes.prefill_node import LivePrefillLeg, LivePrefillNode
@@ -45,7 +46,7 @@ class PrefillApi(EngineApi[LivePrefillNode]):
             done = msgspec.json.encode({"kv_transfer_params": params, "pdflow": first})
         else:
             done = asked.answer.whole([AnswerPiece(0, "", "length")], usage(len(tokens), 0), params)
-        await responder.reply(200, (JSON,), done)
+        await responder.reply(200, (JSON, *server_timing(leg.stages_ns)), done)
 
     def _first_answer(self, leg: LivePrefillLeg, whole: LegAsked) -> FirstAnswer:
         """Return the first token and the beginning of the answer, which goes on at D unless this token ends it."""
@@ -86,4 +87,5 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         if leg.code is not Code.NONE:
             raise ended(leg.code, leg.why)
         text = self._first_answer(leg, whole).text.encode()
-        await responder.reply(200, (EVENT_STREAM if asked.stream else JSON,), text)
+        kind = EVENT_STREAM if asked.stream else JSON
+        await responder.reply(200, (kind, *server_timing(leg.stages_ns)), text)

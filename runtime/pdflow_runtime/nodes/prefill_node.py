@@ -50,6 +50,8 @@ class LivePrefillLeg:
         self.begun_ns: Final = now_ns()
         self.computed_ns: Instant = 0
         """The time since when all of its KV is in its blocks; 0 before."""
+        self.stages_ns: Final[dict[str, int]] = {}
+        """How long each stage took that has ended."""
         self.answered: Final = trio.Event()
         self.params: KvParams | None = None
         self.at: Coordinates | None = None
@@ -69,6 +71,7 @@ class LivePrefillNode(LiveEngineNode):
     """The node of one incarnation of a prefill engine. Args: `sending`: the memory that it sends from."""
 
     pool_role = "prefill"
+    stages = ("p_queue", "prefill")
 
     def __init__(
         self,
@@ -236,6 +239,7 @@ class LivePrefillNode(LiveEngineNode):
             return
         leg.noted = True
         start = leg.job.seq.start_ns
+        leg.stages_ns.update(p_queue=start - leg.begun_ns, prefill=at - start)
         self.stage("p_queue", leg.begun_ns, start)
         self.stage("prefill", start, at)
         self.event_log.passed(leg.request_id, "p_queue", start)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 import attrs
 import trio
@@ -57,6 +57,9 @@ class NodeConfig:
 
 class RankedNode(LiveNode):
     """A node with ranks. Subclasses add the endpoints of their names, and start in `begin_all` what else runs."""
+
+    stages: ClassVar[tuple[str, ...]] = ()
+    """The stages of requests that run here."""
 
     def __init__(self, name: str, config: NodeConfig, transport: MakeTransport, core: Core | None = None) -> None:
         super().__init__(name, core)
@@ -123,7 +126,8 @@ class RankedNode(LiveNode):
     def measured_by(self, meter: Meter) -> None:
         """Count from now on in this meter what happens here."""
         self.meter = meter
-        transfers = TransferMeter(meter.registry)
+        meter.export_stages(self.stages)
+        transfers = TransferMeter(meter.registry, meter.model)
         for rank in self.ranks.values():
             rank.measured_by(transfers)
 

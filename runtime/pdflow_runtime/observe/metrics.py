@@ -1,4 +1,5 @@
-"""The metrics that a component of a live cluster serves under /metrics: vLLM's names where vLLM has one, and our own.
+"""The metrics that an engine serves under /metrics: vLLM's names where vLLM has one, and our own. The router's are in
+`router_metrics.py`.
 
 The transfers' names are those of vLLM's NIXL connector, unchanged, so that its dashboards work whatever the transport;
 as there, one observation is one operation of one rank. Sources: vllm/v1/metrics/loggers.py, the connector's stats.
@@ -6,10 +7,10 @@ as there, one observation is one operation of one rank. Sources: vllm/v1/metrics
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -18,6 +19,8 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.engines.loop import LiveEngine
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+MODEL: Final = ("model_name",)
+"""The label of the metrics that vLLM has too; its own label `engine` is added where metrics of engines are merged."""
 XFER_S: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 5.0)
 POST_S: Final = (0.001, *XFER_S)
 BYTES: Final = tuple(2**power for power in range(11, 34, 2))
@@ -26,17 +29,25 @@ STAGE_S: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 
 
 
 class Meter:
-    """The metrics of one process. `text` is the answer to /metrics."""
+    """The metrics of one process. `text` is the answer to /metrics. Args: `model`: its name, a label of the metrics
+    that vLLM has too."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
         self.registry: Final = CollectorRegistry()
+        self.model: Final = model
+        ProcessCollector(registry=self.registry)
         self._stages: Final = Histogram(
             "pdflow_request_stage_seconds",
-            "Time that a request spent in one stage, measured by the component that runs the stage",
+            "Time that a request spent in one stage, measured by the process that runs the stage",
             ["stage"],
             buckets=STAGE_S,
             registry=self.registry,
         )
+
+    def export_stages(self, names: Iterable[str]) -> None:
+        """Export these stages as 0 until a request passes them."""
+        for name in names:
+            self._stages.labels(name)
 
     def stage(self, name: str, lasted_ns: int) -> None:
         self._stages.labels(name).observe(lasted_ns / S)
@@ -49,32 +60,25 @@ class Meter:
 class TransferMeter:
     """The metrics of one engine's transfer operations (`transfer_samples.MeasuresTransfers`)."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._xfer: Final = Histogram(
-            "vllm:nixl_xfer_time_seconds",
-            "Time from posting a transfer operation to its end",
-            buckets=XFER_S,
-            registry=registry,
+    def __init__(self, registry: CollectorRegistry, model: str = "") -> None:
+        def histogram(name: str, what: str, buckets: Sequence[float]) -> Histogram:
+            return Histogram(name, what, MODEL, buckets=buckets, registry=registry).labels(model)
+
+        def counter(name: str, what: str) -> Counter:
+            return Counter(name, what, MODEL, registry=registry).labels(model)
+
+        self._xfer: Final = histogram(
+            "vllm:nixl_xfer_time_seconds", "Time from posting a transfer operation to its end", XFER_S
         )
-        self._post: Final = Histogram(
-            "vllm:nixl_post_time_seconds", "Time to post a transfer operation", buckets=POST_S, registry=registry
+        self._post: Final = histogram("vllm:nixl_post_time_seconds", "Time to post a transfer operation", POST_S)
+        self._bytes: Final = histogram("vllm:nixl_bytes_transferred", "Bytes of a transfer operation", BYTES)
+        self._descriptors: Final = histogram(
+            "vllm:nixl_num_descriptors", "Descriptors of a transfer operation", DESCRIPTORS
         )
-        self._bytes: Final = Histogram(
-            "vllm:nixl_bytes_transferred", "Bytes of a transfer operation", buckets=BYTES, registry=registry
-        )
-        self._descriptors: Final = Histogram(
-            "vllm:nixl_num_descriptors", "Descriptors of a transfer operation", buckets=DESCRIPTORS, registry=registry
-        )
-        self._failed: Final = Counter(
-            "vllm:nixl_num_failed_transfers", "Transfer operations that failed", registry=registry
-        )
-        self._unread: Final = Counter(
-            "vllm:nixl_num_failed_notifications", "Malformed notifications", registry=registry
-        )
-        self._expired: Final = Counter(
-            "vllm:nixl_num_kv_expired_reqs",
-            "Prompts whose lease expired before their KV was transferred",
-            registry=registry,
+        self._failed: Final = counter("vllm:nixl_num_failed_transfers", "Transfer operations that failed")
+        self._unread: Final = counter("vllm:nixl_num_failed_notifications", "Malformed notifications")
+        self._expired: Final = counter(
+            "vllm:nixl_num_kv_expired_reqs", "Prompts whose lease expired before their KV was transferred"
         )
 
     def moved(self, begun_ns: Instant, posted_ns: Instant, nbytes: int, descriptors: int) -> None:
@@ -93,56 +97,19 @@ class TransferMeter:
         self._expired.inc()
 
 
-class RouterMeter(Meter):
-    """The metrics of the router: the outcomes and latencies that clients got."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        registry = self.registry
-        self._requests: Final = Counter(
-            "pdflow_router_requests", "Requests that ended, by outcome and code", ["outcome", "code"], registry=registry
-        )
-        self._attempts: Final = Counter("pdflow_router_attempts", "Attempts of these requests", registry=registry)
-        self._first: Final = Histogram(
-            "vllm:time_to_first_token_seconds",
-            "Time from a request's arrival to its first token",
-            buckets=STAGE_S,
-            registry=registry,
-        )
-        self._whole: Final = Histogram(
-            "vllm:e2e_request_latency_seconds",
-            "Time from a request's arrival to its last token",
-            buckets=STAGE_S,
-            registry=registry,
-        )
-        self.resumed: Final = Counter(
-            "pdflow_router_answers_resumed", "Answers that another attempt has continued", registry=registry
-        )
-        self.stalled: Final = Counter(
-            "pdflow_router_engines_stalled",
-            "Times that an engine owed answers and sent nothing for too long",
-            registry=registry,
-        )
-        self.open: Final = Gauge("pdflow_router_requests_open", "Open requests", registry=registry)
-
-    def first_token(self, begun_ns: int) -> None:
-        self._first.observe((now_ns() - begun_ns) / S)
-
-    def over(self, begun_ns: int, outcome: str, code: str, attempts: int) -> None:
-        self._requests.labels(outcome, code).inc()
-        self._attempts.inc(attempts)
-        if outcome == "completed":
-            self._whole.observe((now_ns() - begun_ns) / S)
-
-
 class EngineCollector(Collector):
     """A collector of an engine's gauges and counters, read at each scrape.
 
-    Args: `streams`: to other ranks; `notes`: how often the engine's endpoints emitted each note.
+    Args: `streams`: to other ranks; `notes`: how often the engine's endpoints emitted each note; `cache` describes the
+    KV blocks, under the names of vLLM's CacheConfig.
     """
 
-    def __init__(self, engine: LiveEngine, streams: Sized, notes: Mapping[str, int]) -> None:
+    def __init__(
+        self, engine: LiveEngine, streams: Sized, notes: Mapping[str, int], model: str, cache: Mapping[str, object]
+    ) -> None:
         self.engine: Final = engine
+        self.model: Final = model
+        self.cache: Final = {name: str(value) for name, value in cache.items()}
         self.streams: Final = streams
         self.notes: Final = notes
 
@@ -161,7 +128,10 @@ class EngineCollector(Collector):
             "pdflow_links": ("Open connections to other ranks", len(self.streams)),
         }
         for name, (what, value) in gauges.items():
-            yield GaugeMetricFamily(name, what, value=value)
+            yield self._labelled(GaugeMetricFamily, name, what, value)
+        cache = GaugeMetricFamily("vllm:cache_config_info", "The KV blocks of this engine", labels=list(self.cache))
+        cache.add_metric(list(self.cache.values()), 1)
+        yield cache
         counters = {
             "vllm:prefix_cache_queries": ("Prompt tokens received", engine.prefix_cache_queries),
             "vllm:prefix_cache_hits": ("Prompt tokens found in the prefix cache", engine.prefix_cache_hits),
@@ -171,10 +141,20 @@ class EngineCollector(Collector):
             "pdflow_engine_steps": ("Engine steps", engine.steps),
         }
         for name, (what, count) in counters.items():
-            yield CounterMetricFamily(name, what, value=count)
+            yield self._labelled(CounterMetricFamily, name, what, count)
         notes = CounterMetricFamily(
             "pdflow_notes", "Protocol notes, such as stale or duplicate messages, by name", labels=["note"]
         )
         for note, times in self.notes.items():
             notes.add_metric([note], times)
         yield notes
+
+    def _labelled(
+        self, family: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, what: str, value: float
+    ) -> Metric:
+        """Return the metric, with the model's name if it is one of vLLM's."""
+        if not name.startswith("vllm:"):
+            return family(name, what, value=value)
+        labelled = family(name, what, labels=MODEL)
+        labelled.add_metric([self.model], value)
+        return labelled

@@ -15,11 +15,14 @@ from rich.text import Text
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.observe.router_figures import Rates, RouterFigures, rates
 from pdflow_runtime.process.processes import run_to_exit_code
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.security.signed import operators_signer
 
 STATE: Final = "/admin/state"
+ONCE_S: Final = 1.0
+"""The most time over which rates are shown, if only once."""
 OLDEST: Final = 8
 """Requests that are named."""
 
@@ -30,12 +33,14 @@ class NoClusterError(PdflowError):
     exit_code = EXIT_BAD_INPUT
 
 
-def view(state: dict[str, Any]) -> Group:
-    """Return a table of the engines, and below it the requests that have been there for the longest."""
-    table = Table(box=None, pad_edge=False)
+def view(state: dict[str, Any], since: Rates | None = None) -> Group:
+    """Return the router's line, a table of the engines, and below it the requests that have been there for the longest.
+    Args: `since`: what happened since the state before."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     staging_column = ("beside",) if any(engine and engine.get("beside") for engine in state["engines"].values()) else ()
     for name in ("engine", "blocks", "used", "quar.", *staging_column, "wait", "load", "run", "open", "links", "steps"):
-        table.add_column(name, justify="left" if name == "engine" else "right")
+        is_name = name == "engine"
+        table.add_column(name, justify="left" if is_name else "right", no_wrap=True)
     oldest: list[tuple[float, str, str, str]] = []
     for name, engine in state["engines"].items():
         label = f"{name} (drained)" if name in state["drained"] else name
@@ -45,32 +50,59 @@ def view(state: dict[str, Any]) -> Group:
             table.add_row(Text(label, "red"), "no answer")
             continue
         if not engine.get("backing", {"up": True})["up"]:
-            label += " (its store server is unavailable)"
+            label += " (store server down)"
         used = engine["blocks"] - engine["free"]
         table.add_row(
             label,
-            f"{engine['blocks']:,}",
+            short(engine["blocks"]),
             f"{used / engine['blocks']:.0%}",
-            f"{engine['quarantined']:,}",
+            short(engine["quarantined"]),
             *(room(engine.get("beside")) for _ in staging_column),
-            *(f"{engine[key]:,}" for key in ("waiting", "loading", "running", "open", "links", "steps")),
+            *(short(engine[key]) for key in ("waiting", "loading", "running", "open", "links", "steps")),
         )
         oldest += [(request["age_s"], name, request["state"], request["request_id"]) for request in engine["requests"]]
     requests = Table(box=None, pad_edge=False)
     for name in ("oldest requests", "at", "state"):
-        requests.add_column(name)
+        requests.add_column(name, no_wrap=True)
     requests.add_column("age", justify="right")
     for age_s, name, phase, request_id in sorted(oldest, reverse=True)[:OLDEST]:
         requests.add_row(request_id, name, phase, f"{age_s:.1f} s")
-    head = Text(f"{state['open']:,} requests open at the router")
+    head = Text("\n".join(router_lines(state["open"], since)))
     return Group(head, Text(), table, Text(), requests) if oldest else Group(head, Text(), table)
+
+
+def router_lines(open_requests: int, since: Rates | None) -> list[str]:
+    """Return what the router does, in lines of at most 80 characters."""
+    lines = [f"{open_requests:,} requests open at the router"]
+    if since is not None:
+        lines[0] += f"; CPU {since.cpu:.0%} of a core"
+        failed = f" ({since.failed_per_s:,.1f} failed/s)" if since.failed_per_s else ""
+        lines.append(f"{since.requests_per_s:,.1f} requests/s{failed}, {since.tokens_per_s:,.0f} tokens/s")
+        if since.ttft_p50_ms is not None and since.ttft_p95_ms is not None:
+            lines.append(f"TTFT of streams: {since.ttft_p50_ms:,.0f} ms median, {since.ttft_p95_ms:,.0f} ms p95")
+    return lines
+
+
+def rates_of(before: dict[str, Any], after: dict[str, Any]) -> Rates | None:
+    """Return what happened between two states; None if one is of a router that does not report it."""
+    if "router" not in before or "router" not in after:
+        return None
+    return rates(*(msgspec.convert(state["router"], RouterFigures) for state in (before, after)))
+
+
+def short(count: int) -> str:
+    """Return the count in at most four characters."""
+    if count < 10_000:
+        return str(count)
+    unit, name = next((unit, name) for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")) if count >= unit)
+    return f"{count / unit:.1f}{name}" if count < 9.95 * unit else f"{count // unit}{name}"
 
 
 def room(staging: dict[str, Any] | None) -> str:
     """Return how much of an engine's staging memory is used, and how many requests wait for some."""
     if staging is None:
         return ""
-    waiting = f" +{staging['waiting']:,}" if staging["waiting"] else ""
+    waiting = f" +{short(staging['waiting'])}" if staging["waiting"] else ""
     return f"{1 - staging['free'] / max(1, staging['bytes']):.0%}{waiting}"
 
 
@@ -99,13 +131,19 @@ def main(url: str, every_s: float, once: bool) -> int:
         client = HttpClient()
         try:
             console = Console(highlight=False)
+            before = await ask(client, host, port)
             if once:
-                console.print(view(await ask(client, host, port)))
+                await trio.sleep(min(every_s, ONCE_S))
+                state = await ask(client, host, port)
+                console.print(view(state, rates_of(before, state)))
                 return
             with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+                live.update(view(before), refresh=True)
                 while True:
-                    live.update(view(await ask(client, host, port)), refresh=True)
                     await trio.sleep(every_s)
+                    state = await ask(client, host, port)
+                    live.update(view(state, rates_of(before, state)), refresh=True)
+                    before = state
         finally:
             client.close()
 

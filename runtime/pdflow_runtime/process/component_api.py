@@ -26,12 +26,12 @@ from pdflow_runtime.security.signed import Gate
 
 class ComponentApi(ABC):
     """The operator's API of one component. Args: `gate` authenticates requests; `stop` ends this component when what it
-    has is done."""
+    has is done; `model` is the name of the model."""
 
-    def __init__(self, node: RankedNode, gate: Gate, stop: Callable[[], None]) -> None:
+    def __init__(self, node: RankedNode, gate: Gate, stop: Callable[[], None], model: str = "") -> None:
         self.gate: Final = gate
         self.stop: Final = stop
-        self.meter: Final = Meter()
+        self.meter: Final = Meter(model)
         self._event_log: Final = node.event_log
         node.measured_by(self.meter)
 

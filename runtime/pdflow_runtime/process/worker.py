@@ -88,7 +88,7 @@ def opened(builder: LiveBuilder, name: str) -> tuple[RankedNode, MakeApi]:
     stores = stores_of(scenario)
     if name in stores:
         store = store_node(builder, builder.transport, name)
-        return store, partial(StoreApi, store)
+        return store, partial(StoreApi, store, model=scenario.model.name)
     try:
         pool = builder.pool_of(name)
     except KeyError:

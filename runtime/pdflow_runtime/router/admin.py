@@ -23,6 +23,7 @@ from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.process.addresses import DrainOrder, EngineAddress, EngineNews, ReportAnswer, is_address
+from pdflow_runtime.router.engine_metrics import MembersCollector
 from pdflow_runtime.router.router_node import LiveRouterNode
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Admin:
         self.start: Final = start
         self.removed: set[str] = set()
         """Engines that are to end."""
+        node.meter.registry.register(MembersCollector(self.members, self.expected))
         self._stops, self._to_stop = trio.open_memory_channel[str](len(self.members.seats))
         node.left, self.members.ended = self._left, self._ended
 
@@ -161,7 +163,7 @@ class Admin:
         if address is not None:
             try:
                 with trio.move_on_after(ANSWER_S):
-                    await self._ask(address, "POST", STOP)
+                    await self.ask(address, "POST", STOP)
             except UpstreamError as error:
                 log.warning("could not order %s to stop: %s; stop its process by hand", name, error)
         self.removed.discard(name)
@@ -174,25 +176,33 @@ class Admin:
         if name not in self.vacant:
             self.vacant.append(name)
 
+    def expected(self) -> list[str]:
+        """Return the engines that are up, or should be."""
+        return [name for name in self.members.seats if name in self.members.addresses or name not in self.vacant]
+
     async def state(self) -> dict[str, Any]:
         """Return the state of the cluster; that of an engine that does not answer is None."""
         members = self.members
         engines = await self._ask_all("/state", members.stores)
         silent = sorted(name for name in members.addresses if not members.is_member(name))
         membership = {"drained": sorted(members.drained), "silent": silent, "stalled": members.stalled}
-        return {"open": len(self.node.calls), **membership, "engines": engines}
+        return {
+            "open": len(self.node.calls),
+            **membership,
+            "router": self.node.meter.figures(),
+            "engines": engines,
+        }
 
     async def _ask_all(self, path: str, besides: Mapping[str, EngineAddress | None]) -> dict[str, Any]:
         """Ask every engine, and return the answers by name: None for one that is expected and does not answer.
         `besides` are asked, too, where they have an address."""
         members = self.members
-        expected = [name for name in members.seats if name in members.addresses or name not in self.vacant]
-        found: dict[str, Any] = dict.fromkeys((*expected, *besides))
+        found: dict[str, Any] = dict.fromkeys((*self.expected(), *besides))
 
         async def ask(name: str, address: EngineAddress) -> None:
             try:
                 with trio.move_on_after(ANSWER_S):
-                    found[name] = msgspec.Raw(await self._ask(address, "GET", path))
+                    found[name] = msgspec.Raw(await self.ask(address, "GET", path))
             except UpstreamError:
                 pass
 
@@ -202,11 +212,11 @@ class Admin:
                     nursery.start_soon(ask, name, address)
         return found
 
-    async def _ask(self, address: EngineAddress, method: str, path: str) -> bytes:
+    async def ask(self, address: EngineAddress, method: str, path: str, limit_bytes: int = 16 << 20) -> bytes:
         """Return the engine's answer. UpstreamError, also for an answer that is an error."""
         http, headers = address.http, self.node.signer.sign(address.engine, method, path, b"")
         async with self.node.client.request(method, http.host, http.port, path, headers) as response:
-            answer = await response.read()
+            answer = await response.read(limit_bytes)
         if response.status != 200:
             raise UpstreamError("malformed", f"HTTP {response.status}: {answer[:200].decode(errors='replace')}")
         return answer

@@ -20,7 +20,7 @@ import trio
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import EngineId, RequestId
+from pdflow.protocol.values import EngineId, Instant, RequestId
 from pdflow.routing.answer import Answer, PieceUse
 from pdflow.routing.events import NO_SESSION
 from pdflow_runtime.clock import now_ns
@@ -33,8 +33,11 @@ from pdflow_runtime.http.openai.fields import Fields, rewritten
 from pdflow_runtime.http.openai.parameters import TRUNCATION
 from pdflow_runtime.http.relay import relay
 from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.http.server_timing import stages_of
 from pdflow_runtime.nodes.kv_params import read_decode
+from pdflow_runtime.observe.passing_answers import EndedAnswer, PassingAnswer, TokenIntervals
 from pdflow_runtime.process.addresses import EngineAddress
+from pdflow_runtime.router.call_record import CallRecord
 from pdflow_runtime.router.passed import PassedAnswer
 from pdflow_runtime.security.signed import Signer
 
@@ -43,14 +46,18 @@ log = logging.getLogger(__name__)
 EVENT: Final = b"data: "
 ERROR: Final = EVENT + b'{"error":'
 """The beginning of an engine's error in a stream of events. No text of an answer holds it: quotes are escaped there."""
+CHAT: Final = "/v1/chat/completions"
 NO_SEED: Final = b"null"
+UNCOUNTED: Final = TokenIntervals()
+"""For calls of which nobody collects metrics."""
 NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow", *TRUNCATION)
 """Fields that the router sets itself, whatever the client sends (spec 2.12), or has applied already."""
 
 
 class Call:
     """A client's request. Args: `path` is the API that was asked; `tokens` its prompt; `headers` go along with every
-    leg, `answered` with the answer."""
+    leg, `answered` with the answer; `begun_ns`: when the request was whole; `intervals`: the times between tokens
+    of all answers."""
 
     def __init__(
         self,
@@ -64,6 +71,8 @@ class Call:
         one_token: bool = False,
         prompt_alone: bool = False,
         resumes: bool = False,
+        begun_ns: Instant | None = None,
+        intervals: TokenIntervals = UNCOUNTED,
     ) -> None:
         self.path: Final = path
         self.fields: Final = fields
@@ -103,7 +112,9 @@ class Call:
         """The engine whose answer is passed on."""
         self.resumed: Callable[[], None] = ignore
         """Called when another attempt is about to continue the answer."""
-        self.begun_ns: Final = now_ns()
+        self.begun_ns: Final = now_ns() if begun_ns is None else begun_ns
+        self.record: Final = CallRecord(prompt_tokens=len(tokens))
+        self.counts: Final = PassingAnswer(intervals)
         self.first: Callable[[bytes], None] | None = None
         """Called with the first piece of the answer, and no other."""
         self._error = b""
@@ -127,6 +138,7 @@ class Call:
     def piece(self, data: bytes) -> None:
         """Look at a piece of the answer before the client gets it: keep its tokens, and an engine's error in it for
         `failure`."""
+        self.counts.piece(data)
         self.active.add(self.source)
         if self.passed is not None:
             self.passed.add(data)
@@ -140,6 +152,11 @@ class Call:
             self._tail = b""
         else:
             self._tail = (self._tail + data[-len(ERROR) :])[-len(ERROR) :]
+
+    def ended(self) -> EndedAnswer:
+        """Return what is known of the answer, of which nothing more is passed on."""
+        known = 0 if self.passed is None else self.passed.count
+        return self.counts.ended(known, chat=self.streams and self.path == CHAT)
 
     def failure(self) -> Code:
         """Return the code of the error with which the engine ended the answer; NONE if there is none."""
@@ -177,6 +194,7 @@ class Call:
         if self.passed.finished:
             return await self._finish()
         self.given = given, self.passed.tokens
+        self.record.resumed = True
         self.resumed()
         return None
 
@@ -253,6 +271,7 @@ class Leg:
         try:
             with trio.move_on_after(self.leg_timeout_s):
                 async with asked as response:
+                    self.call.record.stages_ms |= stages_of(response.headers)
                     answer = await response.read()
                     if response.status != 200:
                         return None, None, self._refused(response.status, answer)
@@ -292,6 +311,7 @@ class Leg:
                     piece = call.answer.piece_arrived(self.request_id)
                     if piece is PieceUse.DROP:
                         return None
+                    call.record.stages_ms |= stages_of(response.headers)
                     if piece is PieceUse.FIRST:
                         call.report(self.request_id)
                     call.answering.acquire_nowait()

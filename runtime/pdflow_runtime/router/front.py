@@ -14,6 +14,7 @@ import resource
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -23,6 +24,7 @@ from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
@@ -32,6 +34,7 @@ from pdflow_runtime.http.server import serve_http
 from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
+from pdflow_runtime.observe.access_log import AccessLog
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import (
@@ -51,6 +54,7 @@ from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.call import Call
 from pdflow_runtime.router.choices import Several
+from pdflow_runtime.router.cluster_metrics import ClusterMetrics
 from pdflow_runtime.router.model_api import ModelApi
 from pdflow_runtime.router.prompts import Prompts
 from pdflow_runtime.router.router_node import LiveRouterNode
@@ -90,12 +94,14 @@ class Front:
         self.pool: Final = TokenizerPool()
         self.model_api: Final = ModelApi(prompts, self.pool)
         self.admin: Final = admin
+        self.cluster_metrics: Final = ClusterMetrics(admin)
         self.gate: Final = gate
         """Authenticates operators; None: there is no operator's API over HTTP."""
         self.hosts: Final = hosts or HostCheck()
         """Refuses requests by names that are not the router's."""
         self.checks_every_host = False
         """Whether every request is checked; else those of operators are."""
+        self.access_log: AccessLog | None = None
         self.here: Coordinates
         """The address at which clients connect."""
 
@@ -122,13 +128,11 @@ class Front:
                 await self._complete(request, chat, prompts, responder)
             case "GET", "/metrics":
                 await responder.reply(200, ((b"content-type", CONTENT_TYPE),), self.node.meter.text())
+            case "GET", "/metrics/cluster":
+                self._gate(request.path).check_reader(request)
+                await responder.reply(200, ((b"content-type", CONTENT_TYPE),), await self.cluster_metrics.text())
             case _, path if path.startswith("/admin/"):
-                if self.gate is None:
-                    raise OpenAIError(
-                        403,
-                        "/admin is disabled: the router listens beyond loopback without a secret (docs/hosts.md)",
-                    )
-                self.gate.check(request)
+                self._gate("/admin").check(request)
                 await self.admin(msgspec.structs.replace(request, method=method), responder)
             case "GET", "/health/live":
                 await responder.reply(200)
@@ -137,6 +141,13 @@ class Front:
             case _:
                 if not await self.model_api.answers(method, request, responder):
                     raise OpenAIError(404, f"unknown path: {request.method} {request.path}")
+
+    def _gate(self, path: str) -> Gate:
+        """Return the gate of a path that is the operators'. OpenAIError if there is none."""
+        if self.gate is None:
+            problem = "is disabled: the router listens beyond loopback without a secret (docs/hosts.md)"
+            raise OpenAIError(403, f"{path} {problem}")
+        return self.gate
 
     async def _complete(
         self,
@@ -169,8 +180,18 @@ class Front:
             one_token=asked.asked.max_tokens == 1,
             prompt_alone=asked.asked.max_tokens == 0 or asked.asked.scores_prompt,
             resumes=self.node.router.resumes and self.node.router.max_attempts > 1,
+            begun_ns=responder.begun_ns,
+            intervals=self.node.meter.intervals,
         )
+        responder.details = call.record
         await self.node.serve(call)
+
+    def ended(self, request: EndedRequest) -> None:
+        """Record a request that has been answered or refused (`http/ended.py`)."""
+        if request.status >= 400 and request.details is None:
+            self.node.meter.refused(request.status)
+        if self.access_log is not None:
+            self.access_log.add(request)
 
     def healthy(self) -> bool:
         """True if an engine computes prompts, and, where engines do not do both, another decodes; with a store, all its
@@ -190,7 +211,7 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     gate = None if secret is None and not is_loopback(serve_config.host) else Gate(secret, ROUTER, hosts=hosts)
     builder = LiveBuilder(scenario, transport_named(serve_config.transport))
     prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
-    client = HttpClient()
+    client, prompts = HttpClient(), open_prompts(scenario)
     node = LiveRouterNode(
         governed_of(builder),
         prefill,
@@ -201,11 +222,14 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
         signer=Signer(secret),
         stores=stores_of(scenario),
         returns_first_token=scenario.router.first_token == "prefill",
+        model=prompts.model,
     )
     named = engines_of(scenario.pools)
     spares = [name for name in node.members.seats if name not in named]
-    app = Front(node, open_prompts(scenario), Admin(node, spares, request_start if child else None), gate, hosts)
+    app = Front(node, prompts, Admin(node, spares, request_start if child else None), gate, hosts)
     app.checks_every_host = is_loopback(serve_config.host)
+    if serve_config.access_log != "off":
+        app.access_log = AccessLog(serve_config.access_log, prompts.model, node.meter.log_lines_dropped.inc)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
@@ -269,6 +293,8 @@ async def serve(
         nursery.start_soon(node.run)
         nursery.start_soon(node.checks.run)
         nursery.start_soon(app.admin.run)
+        if app.access_log is not None:
+            nursery.start_soon(app.access_log.run)
         if child:
             known, removed = trio.Event(), list[str]()
 
@@ -287,7 +313,8 @@ async def serve(
             nursery.start_soon(read_stdin, scope, on_line)
             await known.wait()
         async with trio.open_nursery() as serving:
-            server = await serving.start(serve_http, listener, app, limits_of(scenario, app.prompts))
+            serving_http = partial(serve_http, ended=app.ended)
+            server = await serving.start(serving_http, listener, app, limits_of(scenario, app.prompts))
             app.here = Coordinates(reached_at(serve_config.host), server.port)
             nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
             sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port))}\n")

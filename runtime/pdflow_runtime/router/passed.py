@@ -18,11 +18,12 @@ REDUCE_BYTES: Final = 8 << 10
 MOST_BYTES: Final = 4 << 20
 """The longest event that is kept while it is incomplete."""
 EVENT_END: Final = b"\n\n"
+FINISHED: Final = b'"finish_reason":"'
 
-# No text of an answer holds these: quotes are escaped there. `"prompt_token_ids"` has no quote before `token_ids`.
+# No text of an answer holds these, or FINISHED: quotes are escaped there. `"prompt_token_ids"` has no quote before
+# `token_ids`.
 _token_ids: Final = re.compile(rb'"token_ids":\[([0-9,]*)\]')
 _name: Final = re.compile(rb'"id":"([^"]*)".*?"created":([0-9]+)', re.DOTALL)
-_finished: Final = re.compile(rb'"finish_reason":"')
 _framing: Final = re.compile(rb"\r\n[0-9a-fA-F]+\r\n")
 """What lies between the data of two chunks. No event holds it: line breaks in a text are escaped."""
 BETWEEN_CHUNKS: Final = (b"", b"\r\n")
@@ -59,6 +60,12 @@ class PassedAnswer:
         self._reduce()
         return self._tokens.tolist()
 
+    @property
+    def count(self) -> int:
+        """How many tokens have been passed on whose ids are known."""
+        self._reduce()
+        return len(self._tokens)
+
     def given(self) -> GivenTokens | None:
         """Return what the next engine must know of the answer; None if the client has no token of it, or has an event
         that is incomplete."""
@@ -80,6 +87,6 @@ class PassedAnswer:
         self._reduce_at = max(REDUCE_BYTES, 2 * len(rest))
         if self._name is None and (found := _name.search(whole)):
             self._name = found[1].decode(), int(found[2])
-        for ids in _token_ids.findall(whole):
-            self._tokens.extend(int(token) for token in ids.split(b",") if token)
-        self.finished = self.finished or _finished.search(whole) is not None
+        if ids := b",".join(filter(None, _token_ids.findall(whole))):
+            self._tokens.extend(map(int, ids.split(b",")))
+        self.finished = self.finished or FINISHED in whole

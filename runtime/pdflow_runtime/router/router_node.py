@@ -51,7 +51,7 @@ from pdflow_runtime.http.relay import break_off
 from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, prefill_json
 from pdflow_runtime.nodes.node import LiveNode
 from pdflow_runtime.observe.event_log import LAST
-from pdflow_runtime.observe.metrics import RouterMeter
+from pdflow_runtime.observe.router_metrics import SHED, RouterMeter
 from pdflow_runtime.router.call import Call, Leg
 from pdflow_runtime.router.engine_checks import EngineChecks, log_watched
 from pdflow_runtime.router.members import Members
@@ -85,6 +85,7 @@ class LiveRouterNode(LiveNode):
         signer: Signer = UNSIGNED,
         stores: Sequence[str] = (),
         returns_first_token: bool = False,
+        model: str = "",
     ) -> None:
         super().__init__("router")
         self.router: Final = router
@@ -109,7 +110,8 @@ class LiveRouterNode(LiveNode):
         """Legs that can be cancelled: under way, or about to be."""
         self.left: Callable[[str], None] = ignore
         """Called with each engine that was drained, once nothing there is wanted any more."""
-        self.meter: Final = RouterMeter()
+        self.meter: Final = RouterMeter(model)
+        self.meter.answers = lambda: (call.counts for call in self.calls.values())
         self._number = secrets.randbits(NUMBERS)
         self.do.update(
             {
@@ -128,7 +130,7 @@ class LiveRouterNode(LiveNode):
     async def serve(self, call: Call) -> None:
         """Serve the call until the client has its answer. A cancellation means that the client has gone away."""
         self._number += 1
-        number = call.number = self._number
+        number = call.number = call.record.number = self._number
         async with trio.open_nursery() as nursery:
             call.nursery = nursery
             call.first = lambda _: self._first(call, number)
@@ -147,13 +149,17 @@ class LiveRouterNode(LiveNode):
                 del self.calls[number]
                 self.meter.open.dec()
                 if not call.over.is_set():
+                    call.record.outcome = "cancelled"
                     call.answer.ended("cancelled")
                     self.put(self.port, ClientGone(number))
+                call.record.answer = call.ended()
+                self.meter.answered(call.record.outcome, call.record.answer)
             nursery.cancel_scope.cancel()
 
     def _first(self, call: Call, number: int) -> None:
         """Record that the first piece of the answer is here."""
-        self.meter.first_token(call.begun_ns)
+        call.record.first_ns = now_ns()
+        self.meter.first_token(call.begun_ns, len(call.tokens), call.streams)
         self.event_log.first_piece_passed(number)
 
     # Effects.
@@ -163,6 +169,7 @@ class LiveRouterNode(LiveNode):
         if call is None or address is None:
             self.put(self.port, PrefillAnswered(effect.request_id, None, Code.UNREACHABLE))
             return
+        call.record.prefill = address.engine
         leg = Leg(call, self.client, address, effect.request_id, self.leg_timeout_s, self.signer)
         if effect.keeps:
             sent = self._prefill(call, leg, effect, call.answer.prefill_dispatched())
@@ -200,11 +207,13 @@ class LiveRouterNode(LiveNode):
             if call.passed is not None:
                 call.passed.begin(first_answer.first.token, first_answer.first.id, first_answer.first.created)
             call.first_piece(text)
+            call.counts.first_token_sent()
             await responder.begin(200, (EVENT_STREAM, *call.answered))
             responder.begin_now(text)
             if first_answer.ends:
                 await responder.end()
         elif first_answer.ends:
+            call.counts.piece(text)
             call.first_piece(text)
             await responder.reply(200, (JSON, *call.answered), text)
         for attempt in use.forward:
@@ -240,6 +249,7 @@ class LiveRouterNode(LiveNode):
         if call is None or address is None or source is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
+        call.record.decode = address.engine
         leg = Leg(call, self.client, address, effect.request_id, self.leg_timeout_s, self.signer)
         between = None
         if self.returns_first_token:
@@ -254,6 +264,7 @@ class LiveRouterNode(LiveNode):
         if call is None or address is None:
             self.put(self.port, DecodeEnded(effect.request_id, Code.UNREACHABLE))
             return
+        call.record.decode = address.engine
         leg = Leg(call, self.client, address, effect.request_id, self.leg_timeout_s, self.signer)
         self._begin(call, "decode", effect.request_id, self._decode(leg, None, self._alone(call, effect.request_id)))
 
@@ -305,9 +316,13 @@ class LiveRouterNode(LiveNode):
     def reply(self, port: Port, effect: Reply) -> None:
         call = self.calls.get(effect.request)
         begun_ns = now_ns() if call is None else call.begun_ns
-        self.meter.over(begun_ns, effect.outcome, effect.code.name.lower(), effect.attempts)
+        self.meter.over(begun_ns, effect.outcome, effect.code, effect.attempts, shed=bool(effect.reason))
         if call is None:
             return
+        record = call.record
+        record.outcome, record.code, record.attempts = effect.outcome, effect.code.name.lower(), effect.attempts
+        if effect.reason:
+            record.code = SHED
         ending = call.answer.ended(effect.outcome)
         if ending is Ending.NOTHING:
             call.over.set()

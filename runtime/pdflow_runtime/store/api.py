@@ -28,10 +28,12 @@ T = TypeVar("T")
 
 class StoreApi(ComponentApi):
     """The HTTP API of a store's node. Args: `here` is where this node's ranks listen; `gate` authenticates requests;
-    `stop` ends this node when its calls are done."""
+    `stop` ends this node when its calls are done; `model` is the name of the model."""
 
-    def __init__(self, node: LiveStoreNode, here: Coordinates, gate: Gate, stop: Callable[[], None]) -> None:
-        super().__init__(node, gate, stop)
+    def __init__(
+        self, node: LiveStoreNode, here: Coordinates, gate: Gate, stop: Callable[[], None], model: str = ""
+    ) -> None:
+        super().__init__(node, gate, stop, model)
         self.node: Final = node
         self.here: Final = here
         self.meter.registry.register(StoreCollector(node))

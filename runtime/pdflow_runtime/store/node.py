@@ -49,6 +49,8 @@ class StoreCall:
 class LiveStoreNode(RankedNode):
     """The node of one incarnation of a store's process. `config` is that of the endpoints that are put to."""
 
+    stages = ("put",)
+
     def __init__(
         self, name: str, config: NodeConfig, put: Consumer, get: Producer, memory: StoreMemory, transport: MakeTransport
     ) -> None:

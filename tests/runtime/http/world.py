@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import trio
 
+from pdflow_runtime.http.ended import Observer, ignore
 from pdflow_runtime.http.messages import HttpLimits, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import Server, serve_http
@@ -17,10 +19,12 @@ LOCAL = "127.0.0.1"
 
 @asynccontextmanager
 async def serving(
-    handler: Callable[[HttpRequest, Responder], Awaitable[None]], limits: HttpLimits | None = None
+    handler: Callable[[HttpRequest, Responder], Awaitable[None]],
+    limits: HttpLimits | None = None,
+    ended: Observer = ignore,
 ) -> AsyncIterator[Server]:
     async with trio.open_nursery() as nursery:
-        yield await nursery.start(serve_http, listen(LOCAL, 0), handler, limits)
+        yield await nursery.start(partial(serve_http, ended=ended), listen(LOCAL, 0), handler, limits)
         nursery.cancel_scope.cancel()
 
 

@@ -62,14 +62,14 @@ async def test_what_nobody_takes_is_bounded() -> None:
 @pytest.mark.trio
 async def test_a_process_of_its_own_has_the_same_as_metrics(mock_clock: MockClock) -> None:
     registry = CollectorRegistry()
-    meter = TransferMeter(registry)
+    meter = TransferMeter(registry, "tiny")
     begun = now_ns()
     mock_clock.jump(0.5)
     meter.moved(begun, begun + 2 * MS, 4096, 3)
     meter.failed()
 
     def value(name: str) -> float | None:
-        return registry.get_sample_value(f"vllm:nixl_{name}")
+        return registry.get_sample_value(f"vllm:nixl_{name}", {"model_name": "tiny"})
 
     assert value("xfer_time_seconds_sum") == pytest.approx(0.5)
     assert value("post_time_seconds_sum") == pytest.approx(0.002)

@@ -17,6 +17,7 @@ from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.process.addresses import EngineAddress
 from pdflow_runtime.router.call import Call, Leg
+from pdflow_runtime.router.call_record import CallRecord
 from pdflow_runtime.security.signed import Signer
 from tests.runtime.http.world import LOCAL, serving
 
@@ -34,7 +35,7 @@ async def test_whose_fault_a_refusal_is(status: int, code: Code, has_refusal: bo
     async def answer(request: HttpRequest, responder: Responder) -> None:
         await responder.reply(status, (JSON,), error.body())
 
-    call: Any = SimpleNamespace(headers=(), refusal=None)
+    call: Any = SimpleNamespace(headers=(), refusal=None, record=CallRecord())
     client = HttpClient()
     async with serving(answer) as server:
         here = Coordinates(LOCAL, server.port)

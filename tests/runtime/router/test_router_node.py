@@ -64,7 +64,8 @@ class Town:
         else:
             router = HedgingRouter(*router_args, hedge_after_ns=hedge_after_ns)
         options = {"stores": stores, "returns_first_token": returns_first_token}
-        self.node = LiveRouterNode(router, prefill, decode, "nixl-push", self.client, leg_timeout_s, **options)
+        node_args = (router, prefill, decode, "nixl-push", self.client, leg_timeout_s)
+        self.node = LiveRouterNode(*node_args, **options, model="tiny")
         prompts = Prompts("tiny", ByteTokens(), 512, 4096)
         self.front = Front(self.node, prompts, Admin(self.node, [], None), Gate(None, "router"))
         self.up = [router.prefill_choice.up, router.decode_choice.up]
@@ -80,6 +81,9 @@ class Town:
         """What they were asked."""
         self.left: list[str] = []
         """Engines that were hung up on, in order."""
+        self.pages: dict[str, bytes | None] = {}
+        """The metrics of an engine; None: it does not answer."""
+        self.pages_asked = 0
         self.stopped: list[str] = []
         """Engines that were told to end."""
         self.addresses: dict[str, EngineAddress] = {}
@@ -105,6 +109,12 @@ async def town(*streaming: str, **options: Any) -> AsyncIterator[Town]:
         async def answer(request: HttpRequest, responder: Responder) -> None:
             if request.path == "/stop":
                 built.stopped.append(name)
+            if request.path == "/metrics":
+                built.pages_asked += 1
+                if (page := built.pages.get(name)) is None:
+                    await trio.sleep_forever()
+                await responder.reply(200, (), page)
+                return
             if request.method == "GET" or request.path == "/stop":
                 await responder.reply(200)
                 return
@@ -138,7 +148,7 @@ async def town(*streaming: str, **options: Any) -> AsyncIterator[Town]:
             nursery.start_soon(engine, name, nursery)
         await trio.testing.wait_all_tasks_blocked()
         built.turn()
-        async with serving(built.front) as server:
+        async with serving(built.front, ended=built.front.ended) as server:
             built.port = server.port
             yield built
         nursery.cancel_scope.cancel()

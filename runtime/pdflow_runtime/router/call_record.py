@@ -1,0 +1,29 @@
+"""What the router notes of a request that gets to an engine, for the access log: the engines, how it ended, and how
+long its stages took, as the engines measure them (`pdflow_request_stage_seconds`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from pdflow.protocol.values import Instant
+from pdflow_runtime.observe.passing_answers import EndedAnswer
+
+
+class CallRecord(msgspec.Struct):
+    """The record of one request."""
+
+    number: int = 0
+    """The router's number of the request, with which the names of its attempts begin in the engines' logs."""
+    prompt_tokens: int = 0
+    prefill: str = ""
+    """The engine of the latest prefill leg."""
+    decode: str = ""
+    outcome: str = ""
+    code: str = ""
+    attempts: int = 0
+    resumed: bool = False
+    first_ns: Instant = 0
+    """When the first piece of the answer passed; 0: none did."""
+    stages_ms: dict[str, float] = {}
+    """Those of a later attempt replace those of an earlier one."""
+    answer: EndedAnswer = EndedAnswer(0, "")
