@@ -80,6 +80,15 @@ class Serve:
             NOT_EMPTY,
         ),
     )
+    api_keys_file: str | None = field(
+        default=None,
+        metadata=field_doc(
+            "file with the API keys of clients, one NAME:KEY a line, relative to the scenario file; it is read again "
+            "when it changes. Requests then need `Authorization: Bearer KEY`, except for health, /metrics, /version "
+            "and /admin. Default: clients are not authenticated",
+            NOT_EMPTY,
+        ),
+    )
     tls_cert: str | None = field(
         default=None,
         metadata=field_doc(

@@ -69,7 +69,7 @@ async def probed(scenario: ResolvedScenario, asked: BenchOptions) -> Measured:
     server = server_of(asked)
     try:
         model = await model_of(client, server, asked)
-        probe = Probe(client, server.host, server.port, model, scenario.seed)
+        probe = Probe(client, server, model, scenario.seed)
         await probe.fetch()
         await probe.send_all(rounds(scenario, open_prompts(scenario).context_tokens))
         steps = steps_of(scenario, probe.pages())

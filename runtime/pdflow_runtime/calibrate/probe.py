@@ -22,7 +22,6 @@ from pdflow_runtime.bench.sender import RequestTarget
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
-from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.observe.event_log import Page
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.security.signed import operators_signer
@@ -74,12 +73,13 @@ def rounds(scenario: ResolvedScenario, context_tokens: int) -> Iterator[Round]:
 
 
 class Probe:
-    """Sends requests to one cluster, and collects the notes of its processes."""
+    """Sends requests to one cluster, and collects the notes of its processes. Args: `server` has the headers of
+    clients' requests."""
 
-    def __init__(self, client: HttpClient, host: str, port: int, model: str, seed: int) -> None:
+    def __init__(self, client: HttpClient, server: RequestTarget, model: str, seed: int) -> None:
         self._client: Final = client
-        self._signer: Final = operators_signer(host, port)
-        self._at: Final = RequestTarget(host, port, COMPLETIONS, (JSON,))
+        self._signer: Final = operators_signer(server.host, server.port)
+        self._at: Final = server._replace(path=COMPLETIONS)
         self._form: Final = RequestForm(path=COMPLETIONS, model=model, ignore_eos=True, sampling={"temperature": 0.0})
         self._contents: Final = Contents(seed, 1)
         self._sent = 0

@@ -46,6 +46,8 @@ class Responder:
         """Whether the connection may go on after this answer; False is written in the head, if that has not left."""
         self.pump = pump
         """The pump of the server."""
+        self.key_name = ""
+        """The name of the API key that the client has sent; empty if none is needed."""
         self._sock = sock
         self._request = request
         self._scope = scope

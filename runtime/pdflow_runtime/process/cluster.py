@@ -57,6 +57,7 @@ from pdflow_runtime.process.processes import drain_on_signal, exit_text, run_to_
 from pdflow_runtime.process.reports import other_routers
 from pdflow_runtime.process.router_pipe import RouterPipe
 from pdflow_runtime.router.front import listening
+from pdflow_runtime.security.api_keys import api_keys_of
 from pdflow_runtime.security.local_secret import new_secret, written_for_operators
 from pdflow_runtime.security.secret import LOCAL_VARIABLE, secret_of
 from pdflow_runtime.security.tls import tls_of
@@ -366,6 +367,7 @@ def prepare(scenario: ResolvedScenario) -> socket.socket:
         )
         raise ScenarioError([Problem(scenario.path, "serve.router", problem)])
     tls_of(scenario)
+    api_keys_of(scenario)
     if stores_of(scenario):
         check_server(scenario)
     if not is_loopback(serve_config.engine_host):

@@ -56,9 +56,11 @@ from pdflow_runtime.router.prompts import Prompts
 from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import SESSION, governed_of, seats_of, session_of
 from pdflow_runtime.router.tokenizer_pool import TokenizerPool
+from pdflow_runtime.security.api_keys import CHALLENGE, ApiKeys, api_keys_of, needs_key
 from pdflow_runtime.security.host_header import HostCheck
+from pdflow_runtime.security.reloaded import Reloaded
 from pdflow_runtime.security.secret import local_secret, secret_beyond_loopback, secret_of
-from pdflow_runtime.security.signed import Gate, Signer
+from pdflow_runtime.security.signed import AUTHORIZATION, Gate, Signer
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.transports.named import transport_named
 
@@ -96,6 +98,8 @@ class Front:
         """Refuses requests by names that are not the router's."""
         self.checks_every_host = False
         """Whether every request is checked; else those of operators are."""
+        self.keys: Reloaded[ApiKeys] | None = None
+        """The API keys of clients; None: clients need none."""
         self.here: Coordinates
         """The address at which clients connect."""
 
@@ -104,11 +108,15 @@ class Front:
             await self._answer(request, responder)
         except OpenAIError as error:
             headers = (JSON, RETRY_AFTER) if error.status in (429, 503) else (JSON,)
+            if error.status == 401:
+                headers = (JSON, CHALLENGE)
             await responder.reply(error.status, headers, error.body())
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         if self.checks_every_host or request.path.startswith("/admin/"):
             self.hosts.check(request)
+        if self.keys is not None and needs_key(request.path):
+            responder.key_name = self.keys.current().name_of(request)
         # The responder leaves the body of an answer to HEAD out (RFC 9110 9.3.2).
         method = "GET" if request.method == "HEAD" else request.method
         match method, request.path:
@@ -152,7 +160,8 @@ class Front:
             self.prompts.check_length(len(tokens), asked.asked.max_tokens or 1)
         forwarded = tuple(header for header in request.headers if header[0] in FORWARDED)
         if len(prompts) * asked.asked.n > 1:
-            several = Several(self.node.client, self.here, request.path, forwarded, responder)
+            key = tuple(header for header in request.headers if header[0] == AUTHORIZATION)
+            several = Several(self.node.client, self.here, request.path, (*forwarded, *key), responder)
             await several.answer(asked.fields, prompts, asked.asked)
             return
         named = request.header(b"x-request-id")
@@ -206,6 +215,7 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     spares = [name for name in node.members.seats if name not in named]
     app = Front(node, open_prompts(scenario), Admin(node, spares, request_start if child else None), gate, hosts)
     app.checks_every_host = is_loopback(serve_config.host)
+    app.keys = api_keys_of(scenario)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
