@@ -16,6 +16,8 @@ SERVED = (
     "model",
     "secret_file",
     "api_keys_file",
+    "client_tls_cert",
+    "client_tls_key",
     "store_password_file",
     "tls_cert",
     "tls_key",

@@ -89,6 +89,18 @@ class Serve:
             NOT_EMPTY,
         ),
     )
+    client_tls_cert: str | None = field(
+        default=None,
+        metadata=field_doc(
+            "file with the router's certificate and its chain (PEM), relative to the scenario file; clients then use "
+            "https. It is read again when it changes",
+            NOT_EMPTY,
+        ),
+    )
+    client_tls_key: str | None = field(
+        default=None,
+        metadata=field_doc("file with that certificate's key (PEM), relative to the scenario file", NOT_EMPTY),
+    )
     tls_cert: str | None = field(
         default=None,
         metadata=field_doc(

@@ -124,7 +124,7 @@ class Probe:
         return self._form.body(self._contents.made(f"probe/{self._sent}", prompt), answer)
 
     async def _ask(self, body: bytes) -> None:
-        host, port, path, headers = self._at
+        host, port, path, headers, _ = self._at
         try:
             async with self._client.request("POST", host, port, path, headers, body) as response:
                 answer = await response.read()
@@ -135,15 +135,15 @@ class Probe:
 
     async def fetch(self) -> None:
         """Fetch what all processes have noted since the last call."""
-        host, port, _, _ = self._at
+        host, port = self._at.host, self._at.port
         try:
             signed = self._signer.sign(ROUTER, "GET", NOTES, b"")
             async with self._client.request("GET", host, port, NOTES, signed) as response:
                 body = await response.read(MOST_BYTES)
                 if response.status != 200:
-                    raise ProbeError(f"http://{host}:{port}{NOTES}: HTTP {response.status}: {body[:200]!r}")
+                    raise ProbeError(f"{self._at._replace(path=NOTES).url}: HTTP {response.status}: {body[:200]!r}")
         except UpstreamError as error:
-            raise ProbeError(f"http://{host}:{port} does not answer: {error}") from None
+            raise ProbeError(f"{self._at._replace(path=NOTES).url} does not answer: {error}") from None
         for page in msgspec.json.decode(body, type=list[Page]):
             before = self._pages.get(page.node)
             self._pages[page.node] = page if before is None else continued(before, page)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias
@@ -27,8 +28,11 @@ from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import close, send_now, tuned
+from pdflow_runtime.http.tls_socket import accepted_with
 
 RequestHandler: TypeAlias = Callable[[HttpRequest, Responder], Awaitable[None]]
+TlsNow: TypeAlias = Callable[[], ssl.SSLContext]
+"""Returns what the next connection is made with."""
 
 _EXHAUSTED_PAUSE_S = 0.1
 """How long accepting rests where the system has no descriptor left: connections end meanwhile."""
@@ -36,7 +40,9 @@ _TOO_MANY = Refusal(429, "too many connections from this address, and requests o
 
 
 class Server:
-    def __init__(self, listener: socket.socket, handler: RequestHandler, limits: HttpLimits) -> None:
+    def __init__(
+        self, listener: socket.socket, handler: RequestHandler, limits: HttpLimits, tls: TlsNow | None = None
+    ) -> None:
         self._table = ConnectionTable(limits)
         self.connections = self._table.connections
         """Those open now."""
@@ -45,6 +51,7 @@ class Server:
         self._listener = listener
         self._handler = handler
         self._limits = limits
+        self._tls = tls
         self._accepting = trio.CancelScope()
         self._pump = Pump()
         self._room = trio.Event()
@@ -114,10 +121,17 @@ class Server:
     def _begin(self, sock: socket.socket, address: str, nursery: trio.Nursery) -> None:
         if not self._table.make_room(address):
             with suppress(OSError):
-                send_now(tuned(sock), refused(_TOO_MANY))
+                if self._tls is None:
+                    send_now(tuned(sock), refused(_TOO_MANY))
             sock.close()
             return
-        connection = Connection(tuned(sock), self._handle, self._limits, self._pump, self._table, address)
+        sock = tuned(sock)
+        if self._tls is not None:
+            try:
+                sock = accepted_with(self._tls(), sock)
+            except OSError:
+                return
+        connection = Connection(sock, self._handle, self._limits, self._pump, self._table, address)
         self._table.add(connection)
         if self.draining:
             connection.drain()
@@ -142,9 +156,11 @@ async def serve_http(
     handler: RequestHandler,
     limits: HttpLimits | None = None,
     *,
+    tls: TlsNow | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until drained or cancelled; the listener is closed then. Starts with its Server."""
-    server = Server(listener, handler, limits or HttpLimits())
+    """Serve until drained or cancelled; the listener is closed then. Starts with its Server. With `tls`, clients must
+    use TLS."""
+    server = Server(listener, handler, limits or HttpLimits(), tls)
     task_status.started(server)
     await server.run()

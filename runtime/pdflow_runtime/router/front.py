@@ -14,6 +14,7 @@ import resource
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -28,13 +29,14 @@ from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.http.server import serve_http
+from pdflow_runtime.http.server import TlsNow, serve_http
 from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import (
+    LOOPBACK,
     AllReported,
     DrainOrder,
     Order,
@@ -57,6 +59,7 @@ from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import SESSION, governed_of, seats_of, session_of
 from pdflow_runtime.router.tokenizer_pool import TokenizerPool
 from pdflow_runtime.security.api_keys import CHALLENGE, ApiKeys, api_keys_of, needs_key
+from pdflow_runtime.security.client_tls import client_tls_of
 from pdflow_runtime.security.host_header import HostCheck
 from pdflow_runtime.security.reloaded import Reloaded
 from pdflow_runtime.security.secret import local_secret, secret_beyond_loopback, secret_of
@@ -101,7 +104,8 @@ class Front:
         self.keys: Reloaded[ApiKeys] | None = None
         """The API keys of clients; None: clients need none."""
         self.here: Coordinates
-        """The address at which clients connect."""
+        """The address at which this process sends requests to itself: where clients connect, or on loopback where these
+        use TLS."""
 
     async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         try:
@@ -111,6 +115,12 @@ class Front:
             if error.status == 401:
                 headers = (JSON, CHALLENGE)
             await responder.reply(error.status, headers, error.body())
+
+    async def from_here(self, request: HttpRequest, responder: Responder) -> None:
+        """Answer a request that this process sends to itself, as if a client had sent it; on loopback, other processes
+        of this host can send some, too, and need an API key as clients do."""
+        self.hosts.check(request)
+        await self(request, responder)
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         if self.checks_every_host or request.path.startswith("/admin/"):
@@ -215,12 +225,12 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     spares = [name for name in node.members.seats if name not in named]
     app = Front(node, open_prompts(scenario), Admin(node, spares, request_start if child else None), gate, hosts)
     app.checks_every_host = is_loopback(serve_config.host)
-    app.keys = api_keys_of(scenario)
+    app.keys, tls = api_keys_of(scenario), client_tls_of(scenario)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
         with record.of(node, scenario, 0):
-            await serve(node, app, listener, scenario, child)
+            await serve(node, app, listener, scenario, child, None if tls is None else tls.current)
     finally:
         client.close()
 
@@ -270,7 +280,12 @@ def report_order(order: Order) -> None:
 
 
 async def serve(
-    node: LiveRouterNode, app: Front, listener: socket.socket, scenario: ResolvedScenario, child: bool
+    node: LiveRouterNode,
+    app: Front,
+    listener: socket.socket,
+    scenario: ResolvedScenario,
+    child: bool,
+    tls: TlsNow | None,
 ) -> None:
     """Serve until drained or cancelled."""
     serve_config = scenario.serve
@@ -293,10 +308,14 @@ async def serve(
             nursery.start_soon(read_stdin, scope, on_line)
             await known.wait()
         async with trio.open_nursery() as serving:
-            server = await serving.start(serve_http, listener, app, limits_of(scenario, app.prompts))
+            limits = limits_of(scenario, app.prompts)
+            server = await serving.start(partial(serve_http, listener, app, limits, tls=tls))
             app.here = Coordinates(reached_at(serve_config.host), server.port)
+            if tls is not None:
+                inner = await nursery.start(serve_http, listen(LOOPBACK, 0), app.from_here, limits)
+                app.here = Coordinates(LOOPBACK, inner.port)
             nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
-            sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port))}\n")
+            sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port), tls is not None)}\n")
             sys.stdout.flush()
             if child:
                 node.members.ordered = report_order  # the first line on stdout is the URL
