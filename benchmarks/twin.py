@@ -36,12 +36,14 @@ from pdflow.cost.step import PS_PER_S
 from pdflow.results.records import STAGES, Records, stage_durations_ns
 from pdflow.scenario.costs.step_costs import step_cost
 from pdflow.scenario.reading.editable import Scenario
+from pdflow_runtime.bench.sender import RequestTarget
 from pdflow_runtime.calibrate.command import measured_of
 from pdflow_runtime.calibrate.files import write
 from pdflow_runtime.calibrate.probe import Probe
 from pdflow_runtime.calibrate.traffic import rate_at
 from pdflow_runtime.clock import now_ns, wall_offset_ns
 from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.observe.event_log import Page
 from pdflow_runtime.observe.rows import rows
 from tests.runtime.support.served import ROOT, Served, served
@@ -212,7 +214,7 @@ def played(cluster: Served, file: Path, out: Path) -> list[Page]:
 
     async def run() -> list[Page]:
         client = HttpClient()
-        probe = Probe(client, cluster.host, cluster.port, "", 0)
+        probe = Probe(client, RequestTarget(cluster.host, cluster.port, "", (JSON,)), "", 0)
         since = now_ns() + wall_offset_ns()
         try:
             async with trio.open_nursery() as nursery:

@@ -341,7 +341,17 @@ def test_architecture_shows_the_packages() -> None:
 
 
 def test_tests_mirror_packages() -> None:
-    packages = set(MAY_IMPORT) | {"check", "serving", "sim", "runtime", "docs", "benchmarks", "notebooks", "vllm"}
+    packages = set(MAY_IMPORT) | {
+        "check",
+        "deploy",
+        "serving",
+        "sim",
+        "runtime",
+        "docs",
+        "benchmarks",
+        "notebooks",
+        "vllm",
+    }
     folders = {path.relative_to(ROOT / "tests").parts[0] for path in (ROOT / "tests").glob("*/**/test_*.py")}
     assert folders <= packages, f"tests of no package: {sorted(folders - packages)}"
     bare = {*MAY_IMPORT, "sim"} - folders

@@ -12,7 +12,17 @@ from typing import Any
 from pdflow.scenario.reading.document import is_links_file
 from pdflow.scenario.schema.workload import MODELS
 
-SERVED = ("model", "secret_file", "store_password_file", "tls_cert", "tls_key", "tls_ca")
+SERVED = (
+    "model",
+    "secret_file",
+    "api_keys_file",
+    "client_tls_cert",
+    "client_tls_key",
+    "store_password_file",
+    "tls_cert",
+    "tls_key",
+    "tls_ca",
+)
 """The keys of [serve] that are paths."""
 
 

@@ -81,6 +81,27 @@ class Serve:
             NOT_EMPTY,
         ),
     )
+    api_keys_file: str | None = field(
+        default=None,
+        metadata=field_doc(
+            "file with the API keys of clients, one NAME:KEY a line, relative to the scenario file; it is read again "
+            "when it changes. Requests then need `Authorization: Bearer KEY`, except for health, /metrics, /version "
+            "and /admin. Default: clients are not authenticated",
+            NOT_EMPTY,
+        ),
+    )
+    client_tls_cert: str | None = field(
+        default=None,
+        metadata=field_doc(
+            "file with the router's certificate and its chain (PEM), relative to the scenario file; clients then use "
+            "https. It is read again when it changes",
+            NOT_EMPTY,
+        ),
+    )
+    client_tls_key: str | None = field(
+        default=None,
+        metadata=field_doc("file with that certificate's key (PEM), relative to the scenario file", NOT_EMPTY),
+    )
     tls_cert: str | None = field(
         default=None,
         metadata=field_doc(

@@ -31,6 +31,7 @@ from pdflow_runtime.bench.sender import RequestTarget, Sender
 from pdflow_runtime.bench.talk import Talk
 from pdflow_runtime.bench.target import model_of, server_of
 from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.tls_socket import client_context
 from pdflow_runtime.process.processes import leaves
 
 IDLE_CONNECTIONS = 4_096
@@ -73,7 +74,7 @@ async def measured(
 ) -> BenchRun:
     """Run the benchmark up to its figures. NoServerError if no server answers, TraceError for a trace that is
     invalid."""
-    client = HttpClient(connect_s=60.0, idle_per_host=IDLE_CONNECTIONS)
+    client = HttpClient(connect_s=60.0, idle_per_host=IDLE_CONNECTIONS, tls=client_context() if server.tls else None)
     ledger = Ledger(RunClock(), keep_texts=asked.save_detailed)
     try:
         model = await model_of(client, server, asked)

@@ -27,17 +27,19 @@ ERROR_BYTES: Final = 1 << 16
 
 
 class RequestTarget(NamedTuple):
-    """The server that requests go to: its address, the path of an API, and headers that go with every request."""
+    """The server that requests go to: its address, the path of an API, headers that go with every request, and whether
+    it uses TLS."""
 
     host: str
     port: int
     path: str
     headers: Headers = ()
+    tls: bool = False
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}{self.path}"
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.path}"
 
 
 class ClientDeadline(NamedTuple):
@@ -104,7 +106,7 @@ class Sender:
 
         BrokenAnswerError if the answer is an error, UpstreamError if it breaks off.
         """
-        host, port, path, headers = self.server
+        host, port, path, headers, _ = self.server
         async with self.client.request("POST", host, port, path, headers, body) as response:
             if response.status != 200:
                 raise BrokenAnswerError(refusal(response.status, await response.read(ERROR_BYTES)))

@@ -46,18 +46,18 @@ def server_of(asked: BenchOptions) -> RequestTarget:
     base = asked.base_url or f"http://{_bracketed(asked.host)}:{asked.port}"
     split = urlsplit(base)
     try:
-        port = split.port or 80
+        port = split.port or (443 if split.scheme == "https" else 80)
     except ValueError:
         port = 0
-    if split.scheme != "http" or not split.hostname or not port:
-        raise AskedError(f"--base-url {base}: expected http://HOST:PORT; TLS is not supported")
+    if split.scheme not in ("http", "https") or not split.hostname or not port:
+        raise AskedError(f"--base-url {base}: expected http://HOST:PORT or https://HOST:PORT")
     path = asked.endpoint or ("/v1/chat/completions" if asked.backend == CHAT_BACKEND else "/v1/completions")
     if asked.backend == CHAT_BACKEND and not path.rstrip("/").endswith(CHAT):
         raise AskedError(f"--endpoint {path}: expected a path that ends with {CHAT}, for --backend {CHAT_BACKEND}")
     headers = [JSON, *map(_header, asked.header)]
     if key := os.environ.get(API_KEY):
         headers.append((b"authorization", b"Bearer " + key.encode()))
-    return RequestTarget(split.hostname, port, split.path.rstrip("/") + path, tuple(headers))
+    return RequestTarget(split.hostname, port, split.path.rstrip("/") + path, tuple(headers), split.scheme == "https")
 
 
 async def model_of(client: HttpClient, server: RequestTarget, asked: BenchOptions) -> str:
@@ -76,7 +76,7 @@ async def model_of(client: HttpClient, server: RequestTarget, asked: BenchOption
 
 
 async def _first_model(client: HttpClient, models: RequestTarget, given: str | None) -> str:
-    host, port, path, headers = models
+    host, port, path, headers, _ = models
     async with client.request("GET", host, port, path, headers) as response:
         body = await response.read(ERROR_BYTES)
         if given is not None:

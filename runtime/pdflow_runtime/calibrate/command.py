@@ -26,11 +26,13 @@ from pdflow_runtime.calibrate.steps import StepFit, TooFewStepsError, fit_steps,
 from pdflow_runtime.calibrate.traffic import drawn, rate_at
 from pdflow_runtime.clock import now_ns, wall_offset_ns
 from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.tls_socket import client_context
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import is_synthetic, open_prompts
 from pdflow_runtime.observe.event_log import Moved, Page, RequestReceived
 from pdflow_runtime.process.addresses import reached_at, url_of
 from pdflow_runtime.process.processes import leaves
+from pdflow_runtime.security.client_tls import uses_tls
 
 BUSY: Final = 0.35
 """Share of the time for which engines are busy while hops and messages are measured."""
@@ -45,7 +47,7 @@ def main(file: str, overrides: Sequence[str], url: str | None, out: Path, comman
     edited = edited_of(file, overrides)
     scenario = edited.resolved
     refuse_what_is_not_served(scenario)
-    at = url or url_of(Coordinates(reached_at(scenario.serve.host), scenario.serve.port))
+    at = url or url_of(Coordinates(reached_at(scenario.serve.host), scenario.serve.port), uses_tls(scenario))
     try:
         measured = trio.run(probed, scenario, BenchOptions(base_url=at))
     except BaseExceptionGroup as group:
@@ -65,11 +67,11 @@ def edited_of(file: str, overrides: Sequence[str]) -> Scenario:
 async def probed(scenario: ResolvedScenario, asked: BenchOptions) -> Measured:
     """Probe the cluster, and return what was measured: first what steps take, then, with traffic of the scenario, the
     rest."""
-    client = HttpClient(connect_s=10.0)
     server = server_of(asked)
+    client = HttpClient(connect_s=10.0, tls=client_context() if server.tls else None)
     try:
         model = await model_of(client, server, asked)
-        probe = Probe(client, server.host, server.port, model, scenario.seed)
+        probe = Probe(client, server, model, scenario.seed)
         await probe.fetch()
         await probe.send_all(rounds(scenario, open_prompts(scenario).context_tokens))
         steps = steps_of(scenario, probe.pages())

@@ -22,7 +22,6 @@ from pdflow_runtime.bench.sender import RequestTarget
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
-from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.observe.event_log import Page
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.security.signed import operators_signer
@@ -74,12 +73,13 @@ def rounds(scenario: ResolvedScenario, context_tokens: int) -> Iterator[Round]:
 
 
 class Probe:
-    """Sends requests to one cluster, and collects the notes of its processes."""
+    """Sends requests to one cluster, and collects the notes of its processes. Args: `server` has the headers of
+    clients' requests."""
 
-    def __init__(self, client: HttpClient, host: str, port: int, model: str, seed: int) -> None:
+    def __init__(self, client: HttpClient, server: RequestTarget, model: str, seed: int) -> None:
         self._client: Final = client
-        self._signer: Final = operators_signer(host, port)
-        self._at: Final = RequestTarget(host, port, COMPLETIONS, (JSON,))
+        self._signer: Final = operators_signer(server.host, server.port)
+        self._at: Final = server._replace(path=COMPLETIONS)
         self._form: Final = RequestForm(path=COMPLETIONS, model=model, ignore_eos=True, sampling={"temperature": 0.0})
         self._contents: Final = Contents(seed, 1)
         self._sent = 0
@@ -124,7 +124,7 @@ class Probe:
         return self._form.body(self._contents.made(f"probe/{self._sent}", prompt), answer)
 
     async def _ask(self, body: bytes) -> None:
-        host, port, path, headers = self._at
+        host, port, path, headers, _ = self._at
         try:
             async with self._client.request("POST", host, port, path, headers, body) as response:
                 answer = await response.read()
@@ -135,15 +135,15 @@ class Probe:
 
     async def fetch(self) -> None:
         """Fetch what all processes have noted since the last call."""
-        host, port, _, _ = self._at
+        host, port = self._at.host, self._at.port
         try:
             signed = self._signer.sign(ROUTER, "GET", NOTES, b"")
             async with self._client.request("GET", host, port, NOTES, signed) as response:
                 body = await response.read(MOST_BYTES)
                 if response.status != 200:
-                    raise ProbeError(f"http://{host}:{port}{NOTES}: HTTP {response.status}: {body[:200]!r}")
+                    raise ProbeError(f"{self._at._replace(path=NOTES).url}: HTTP {response.status}: {body[:200]!r}")
         except UpstreamError as error:
-            raise ProbeError(f"http://{host}:{port} does not answer: {error}") from None
+            raise ProbeError(f"{self._at._replace(path=NOTES).url} does not answer: {error}") from None
         for page in msgspec.json.decode(body, type=list[Page]):
             before = self._pages.get(page.node)
             self._pages[page.node] = page if before is None else continued(before, page)

@@ -12,7 +12,9 @@ client knows better: every request to an engine carries its attempt's id).
 from __future__ import annotations
 
 import socket
+import ssl
 from types import TracebackType
+from typing import Final
 
 import trio
 
@@ -21,13 +23,26 @@ from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import Headers, head
 from pdflow_runtime.http.response import Response, read_head
 from pdflow_runtime.http.sockets import close, connect, send_all, silent, system_reason
+from pdflow_runtime.http.tls_socket import opened_with
+
+NOT_VERIFIED: Final = ssl.SSLCertVerificationError
 
 
 class HttpClient:
-    def __init__(self, *, connect_s: float = 5.0, idle_per_host: int = 256, head_bytes: int = 64 << 10) -> None:
+    """Args: `tls`, with which all servers are asked; None: they are asked without."""
+
+    def __init__(
+        self,
+        *,
+        connect_s: float = 5.0,
+        idle_per_host: int = 256,
+        head_bytes: int = 64 << 10,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._connect_s = connect_s
         self._idle_per_host = idle_per_host
         self._head_bytes = head_bytes
+        self._tls = tls
         self._idle: dict[tuple[str, int], list[socket.socket]] = {}
 
     def request(
@@ -68,14 +83,28 @@ class HttpClient:
         host, port = address
         try:
             with trio.fail_after(self._connect_s):
-                return await connect(host, port)
+                return await self._secured(await connect(host, port), host)
         except trio.TooSlowError:
             raise UpstreamError(
                 "timeout", f"cannot connect to {host}:{port}: no answer within {self._connect_s:g} s"
             ) from None
+        except ssl.SSLError as error:
+            hint = "; SSL_CERT_FILE names the file with its authority" if isinstance(error, NOT_VERIFIED) else ""
+            raise UpstreamError("refused", f"no TLS with {host}:{port}: {system_reason(error)}{hint}") from error
         except OSError as error:
             EXHAUSTION.add(f"connecting to {host}:{port}", error)
             raise UpstreamError("refused", f"cannot connect to {host}:{port}: {system_reason(error)}") from error
+
+    async def _secured(self, sock: socket.socket, host: str) -> socket.socket:
+        if self._tls is None:
+            return sock
+        secured = opened_with(self._tls, sock, host)
+        try:
+            await secured.handshake()
+        except BaseException:
+            close(secured)
+            raise
+        return secured
 
     def keep(self, address: tuple[str, int], sock: socket.socket) -> None:
         idle = self._idle.setdefault(address, [])

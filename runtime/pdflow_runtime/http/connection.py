@@ -26,6 +26,7 @@ from pdflow_runtime.http.parsing import RequestParser
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import close, receive, send_all, send_now, silent
+from pdflow_runtime.http.tls_socket import PlainHttpError, TlsSocket
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ _LINGER_S = 2.0
 the answer with it (RFC 9112 9.6)."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _GIVES_WAY = Refusal(503, "all connections are in use: this one was the longest without a whole request; send it again")
+_NOT_TLS = Refusal(400, "this port uses TLS: send the request to https://")
 
 
 class _Due(Enum):
@@ -114,6 +116,8 @@ class Connection:
     async def run(self) -> None:
         try:
             with self._scope:
+                if isinstance(self._sock, TlsSocket) and not await self._secured(self._sock):
+                    return
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._read)
                     await self._answer()
@@ -121,6 +125,19 @@ class Connection:
         finally:
             self._parser.close()
             close(self._sock)
+
+    async def _secured(self, sock: TlsSocket) -> bool:
+        """Complete the TLS handshake; False if the client does not do so in time."""
+        with trio.move_on_after(self._limits.handshake_s):
+            try:
+                await sock.handshake()
+            except PlainHttpError:
+                sock.send_plain(refused(_NOT_TLS))
+            except OSError as error:
+                _log.debug("TLS handshake of %s failed: %s", self.address or "a client", error)
+            else:
+                return True
+        return False
 
     async def _read(self) -> None:
         parser = self._parser

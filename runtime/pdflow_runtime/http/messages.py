@@ -43,6 +43,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     arriving_bytes: int = 256 << 20
     """Bodies of all requests that are not whole; beyond it the connection that has gone longest without a whole request
     gives way."""
+    handshake_s: float = 10.0
+    """From the connection to the end of its TLS handshake."""
     head_s: float = 20.0
     """From a request's first byte to the end of its head."""
     request_s: float = 60.0

@@ -53,6 +53,8 @@ class Responder:
         """When the request was whole."""
         self.details: object = None
         """What the handler leaves for the server's observer (`ended.py`)."""
+        self.key_name = ""
+        """The name of the API key that the client has sent; empty if none is needed."""
         self._sock = sock
         self._request = request
         self._scope = scope

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias
@@ -28,8 +29,11 @@ from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import close, send_now, tuned
+from pdflow_runtime.http.tls_socket import accepted_with
 
 RequestHandler: TypeAlias = Callable[[HttpRequest, Responder], Awaitable[None]]
+TlsNow: TypeAlias = Callable[[], ssl.SSLContext]
+"""Returns what the next connection is made with."""
 
 _EXHAUSTED_PAUSE_S = 0.1
 """How long accepting rests where the system has no descriptor left: connections end meanwhile."""
@@ -38,7 +42,12 @@ _TOO_MANY = Refusal(429, "too many connections from this address, and requests o
 
 class Server:
     def __init__(
-        self, listener: socket.socket, handler: RequestHandler, limits: HttpLimits, ended: Observer = ignore
+        self,
+        listener: socket.socket,
+        handler: RequestHandler,
+        limits: HttpLimits,
+        ended: Observer = ignore,
+        tls: TlsNow | None = None,
     ) -> None:
         self._table = ConnectionTable(limits)
         self.connections = self._table.connections
@@ -49,6 +58,7 @@ class Server:
         self._handler = handler
         self._limits = limits
         self._report = ended
+        self._tls = tls
         self._accepting = trio.CancelScope()
         self._pump = Pump()
         self._room = trio.Event()
@@ -119,12 +129,19 @@ class Server:
         address = counted_address(host)
         if not self._table.make_room(address):
             with suppress(OSError):
-                send_now(tuned(sock), refused(_TOO_MANY))
+                if self._tls is None:
+                    send_now(tuned(sock), refused(_TOO_MANY))
             sock.close()
             self._report(refusal_of(host, _TOO_MANY))
             return
+        sock = tuned(sock)
+        if self._tls is not None:
+            try:
+                sock = accepted_with(self._tls(), sock)
+            except OSError:
+                return
         reporting = (address, host, self._report)
-        connection = Connection(tuned(sock), self._handle, self._limits, self._pump, self._table, *reporting)
+        connection = Connection(sock, self._handle, self._limits, self._pump, self._table, *reporting)
         self._table.add(connection)
         if self.draining:
             connection.drain()
@@ -150,10 +167,11 @@ async def serve_http(
     limits: HttpLimits | None = None,
     *,
     ended: Observer = ignore,
+    tls: TlsNow | None = None,
     task_status: trio.TaskStatus[Server] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve until drained or cancelled; the listener is closed then. Starts with its Server. `ended` is called with
-    each request that was answered or refused."""
-    server = Server(listener, handler, limits or HttpLimits(), ended)
+    each request that was answered or refused. With `tls`, clients must use TLS."""
+    server = Server(listener, handler, limits or HttpLimits(), ended, tls)
     task_status.started(server)
     await server.run()

@@ -11,6 +11,8 @@ import socket
 import trio
 from trio.lowlevel import notify_closing, wait_readable, wait_writable
 
+from pdflow_runtime.http.tls_socket import is_buffered
+
 RECEIVE_BYTES = 64 << 10
 
 
@@ -67,7 +69,10 @@ def receive_now(sock: socket.socket) -> bytes | None:
 async def receive(sock: socket.socket) -> bytes:
     """Return the next bytes, b"" at the end; always a checkpoint. OSError for a connection that broke."""
     while True:
-        await wait_readable(sock)
+        if is_buffered(sock):
+            await trio.lowlevel.checkpoint()
+        else:
+            await wait_readable(sock)
         data = receive_now(sock)
         if data is not None:
             return data
@@ -94,8 +99,10 @@ async def send_all(sock: socket.socket, data: bytes | memoryview) -> None:
 
 def silent(sock: socket.socket) -> bool:
     """True if nothing has come and the peer has not hung up: only then an idle connection can be used again."""
+    if is_buffered(sock):
+        return False
     try:
-        sock.recv(1, socket.MSG_PEEK)
+        socket.socket.recv(sock, 1, socket.MSG_PEEK)  # TLS cannot peek: what has come is seen encrypted
     except (BlockingIOError, InterruptedError):
         return True
     except OSError:

@@ -15,6 +15,7 @@ from rich.text import Text
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.tls_socket import client_context
 from pdflow_runtime.observe.router_figures import Rates, RouterFigures, rates
 from pdflow_runtime.process.processes import run_to_exit_code
 from pdflow_runtime.process.reports import ROUTER
@@ -115,20 +116,21 @@ async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:
             state: dict[str, Any] = msgspec.json.decode(answer)
             return state
     except (UpstreamError, msgspec.DecodeError) as error:
-        raise NoClusterError(f"http://{host}:{port}: {error}") from None
+        raise NoClusterError(f"{host}:{port}: {error}") from None
     secret = "; set PDFLOW_SECRET to the cluster's secret" if response.status == 401 else ""
     raise NoClusterError(
-        f"http://{host}:{port} is not a pdflow router, or rejects this request: HTTP {response.status}{secret}"
+        f"{host}:{port} is not a pdflow router, or rejects this request: HTTP {response.status}{secret}"
     )
 
 
 def main(url: str, every_s: float, once: bool) -> int:
     """Run the command; return the exit code."""
     split_url = urlsplit(url if "//" in url else f"http://{url}")
-    host, port = split_url.hostname or "127.0.0.1", split_url.port or 80
+    tls = split_url.scheme == "https"
+    host, port = split_url.hostname or "127.0.0.1", split_url.port or (443 if tls else 80)
 
     async def run() -> None:
-        client = HttpClient()
+        client = HttpClient(tls=client_context() if tls else None)
         try:
             console = Console(highlight=False)
             before = await ask(client, host, port)

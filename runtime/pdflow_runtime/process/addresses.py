@@ -34,9 +34,9 @@ def reached_at(host: str) -> str:
     return {"0.0.0.0": LOOPBACK, "::": "::1"}.get(host, host)
 
 
-def url_of(at: Coordinates) -> str:
+def url_of(at: Coordinates, tls: bool = False) -> str:
     host = f"[{at.host}]" if ":" in at.host else at.host
-    return f"http://{host}:{at.port}"
+    return f"{'https' if tls else 'http'}://{host}:{at.port}"
 
 
 def is_address(at: Coordinates) -> bool:

@@ -50,6 +50,7 @@ from pdflow_runtime.process.addresses import (
     is_loopback,
     reached_at,
     read_order,
+    url_of,
 )
 from pdflow_runtime.process.devices import Environment, gpu_environments
 from pdflow_runtime.process.logs import log_to_stderr
@@ -57,6 +58,8 @@ from pdflow_runtime.process.processes import drain_on_signal, exit_text, run_to_
 from pdflow_runtime.process.reports import other_routers
 from pdflow_runtime.process.router_pipe import RouterPipe
 from pdflow_runtime.router.front import listening
+from pdflow_runtime.security.api_keys import api_keys_of
+from pdflow_runtime.security.client_tls import client_tls_of, uses_tls
 from pdflow_runtime.security.local_secret import new_secret, written_for_operators
 from pdflow_runtime.security.secret import LOCAL_VARIABLE, secret_of
 from pdflow_runtime.security.tls import tls_of
@@ -375,6 +378,8 @@ def prepare(scenario: ResolvedScenario) -> socket.socket:
         )
         raise ScenarioError([Problem(scenario.path, "serve.router", problem)])
     tls_of(scenario)
+    api_keys_of(scenario)
+    client_tls_of(scenario)
     if stores_of(scenario):
         check_server(scenario)
     if not is_loopback(serve_config.engine_host):
@@ -397,9 +402,8 @@ def operators_file_of(cluster: Cluster, listener: socket.socket) -> Iterator[Non
     with ExitStack() as stack:
         try:
             path = stack.enter_context(written_for_operators(port, text))
-            log.info(
-                "operators: curl -H @%s http://%s:%d/admin/state", path, reached_at(cluster.scenario.serve.host), port
-            )
+            at = Coordinates(reached_at(cluster.scenario.serve.host), port)
+            log.info("operators: curl -H @%s %s/admin/state", path, url_of(at, uses_tls(cluster.scenario)))
         except OSError as error:
             log.warning(
                 "/admin and pdflow top cannot be used: the file with the secret cannot be written (%s): set "

@@ -9,6 +9,7 @@ from there. An engine that has not reported for too long is no member; that is d
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 from urllib.parse import urlsplit
@@ -43,15 +44,17 @@ ROUTER: Final = "router"
 
 class Reporter:
     """Sends the reports of one engine. Args: `address` is the report that is sent, every `every_s`. Nothing is sent
-    before the router is set."""
+    before the router is set; `tls`, where the router uses it."""
 
-    def __init__(self, address: EngineAddress, signer: Signer, every_s: float) -> None:
+    def __init__(
+        self, address: EngineAddress, signer: Signer, every_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.address = address
         self.router: Coordinates | None = None
         self._router_known: Final = trio.Event()
         self._signer: Final = signer
         self._every_s: Final = every_s
-        self._client: Final = HttpClient()
+        self._client: Final = HttpClient(tls=tls)
         self._last_result = "nothing"
         """The result of the last report; logged when it changes."""
         self._leaving = False

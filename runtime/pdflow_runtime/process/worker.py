@@ -38,6 +38,7 @@ from pdflow_runtime.process.addresses import EngineAddress, is_loopback, reached
 from pdflow_runtime.process.component import HEARTBEAT_S, arguments, record_of, run_component
 from pdflow_runtime.process.processes import drain_on_signal, end_process, read_stdin
 from pdflow_runtime.process.reports import Reporter, RouterReporters, other_routers, routers_at
+from pdflow_runtime.security.client_tls import reporting_context
 from pdflow_runtime.security.secret import secret_beyond_loopback
 from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.security.tls import tls_of
@@ -71,10 +72,12 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     address = EngineAddress(name, http, ranks, node.config.incarnation, wall_ns())
     every_ns = heartbeat_ns(scenario)
     every_s = HEARTBEAT_S if every_ns is None else every_ns / S
-    reporters = [Reporter(address, Signer(secret), every_s) for _ in routers]
+    reports_tls = reporting_context(scenario)
+    reporters = [Reporter(address, Signer(secret), every_s, reports_tls) for _ in routers]
     for reporter, router in zip(reporters, routers, strict=True):
         reporter.set_router(router)
-    started_by = Reporter(address, Signer(secret), math.inf if every_ns is None else every_s) if child else None
+    child_every_s = math.inf if every_ns is None else every_s
+    started_by = Reporter(address, Signer(secret), child_every_s, reports_tls) if child else None
     try:
         with record.of(node, scenario, node.config.incarnation):
             await serve(node, address, make_api, scenario, listeners, gate, reporters, started_by)

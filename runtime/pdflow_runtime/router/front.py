@@ -30,7 +30,7 @@ from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.http.server import serve_http
+from pdflow_runtime.http.server import TlsNow, serve_http
 from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
@@ -38,6 +38,7 @@ from pdflow_runtime.observe.access_log import AccessLog
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import (
+    LOOPBACK,
     AllReported,
     DrainOrder,
     Order,
@@ -60,9 +61,12 @@ from pdflow_runtime.router.prompts import Prompts
 from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import SESSION, governed_of, seats_of, session_of
 from pdflow_runtime.router.tokenizer_pool import TokenizerPool
+from pdflow_runtime.security.api_keys import CHALLENGE, ApiKeys, api_keys_of, needs_key
+from pdflow_runtime.security.client_tls import client_tls_of
 from pdflow_runtime.security.host_header import HostCheck
+from pdflow_runtime.security.reloaded import Reloaded
 from pdflow_runtime.security.secret import local_secret, secret_beyond_loopback, secret_of
-from pdflow_runtime.security.signed import Gate, Signer
+from pdflow_runtime.security.signed import AUTHORIZATION, Gate, Signer
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.transports.named import transport_named
 
@@ -102,19 +106,32 @@ class Front:
         self.checks_every_host = False
         """Whether every request is checked; else those of operators are."""
         self.access_log: AccessLog | None = None
+        self.keys: Reloaded[ApiKeys] | None = None
+        """The API keys of clients; None: clients need none."""
         self.here: Coordinates
-        """The address at which clients connect."""
+        """The address at which this process sends requests to itself: where clients connect, or on loopback where these
+        use TLS."""
 
     async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         try:
             await self._answer(request, responder)
         except OpenAIError as error:
             headers = (JSON, RETRY_AFTER) if error.status in (429, 503) else (JSON,)
+            if error.status == 401:
+                headers = (JSON, CHALLENGE)
             await responder.reply(error.status, headers, error.body())
+
+    async def from_here(self, request: HttpRequest, responder: Responder) -> None:
+        """Answer a request that this process sends to itself, as if a client had sent it; on loopback, other processes
+        of this host can send some, too, and need an API key as clients do."""
+        self.hosts.check(request)
+        await self(request, responder)
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         if self.checks_every_host or request.path.startswith("/admin/"):
             self.hosts.check(request)
+        if self.keys is not None and needs_key(request.path):
+            responder.key_name = self.keys.current().name_of(request)
         # The responder leaves the body of an answer to HEAD out (RFC 9110 9.3.2).
         method = "GET" if request.method == "HEAD" else request.method
         match method, request.path:
@@ -163,7 +180,8 @@ class Front:
             self.prompts.check_length(len(tokens), asked.asked.max_tokens or 1)
         forwarded = tuple(header for header in request.headers if header[0] in FORWARDED)
         if len(prompts) * asked.asked.n > 1:
-            several = Several(self.node.client, self.here, request.path, forwarded, responder)
+            key = tuple(header for header in request.headers if header[0] == AUTHORIZATION)
+            several = Several(self.node.client, self.here, request.path, (*forwarded, *key), responder)
             await several.answer(asked.fields, prompts, asked.asked)
             return
         named = request.header(b"x-request-id")
@@ -230,11 +248,12 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     app.checks_every_host = is_loopback(serve_config.host)
     if serve_config.access_log != "off":
         app.access_log = AccessLog(serve_config.access_log, prompts.model, node.meter.log_lines_dropped.inc)
+    app.keys, tls = api_keys_of(scenario), client_tls_of(scenario)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
         with record.of(node, scenario, 0):
-            await serve(node, app, listener, scenario, child)
+            await serve(node, app, listener, scenario, child, None if tls is None else tls.current)
     finally:
         client.close()
 
@@ -284,7 +303,12 @@ def report_order(order: Order) -> None:
 
 
 async def serve(
-    node: LiveRouterNode, app: Front, listener: socket.socket, scenario: ResolvedScenario, child: bool
+    node: LiveRouterNode,
+    app: Front,
+    listener: socket.socket,
+    scenario: ResolvedScenario,
+    child: bool,
+    tls: TlsNow | None,
 ) -> None:
     """Serve until drained or cancelled."""
     serve_config = scenario.serve
@@ -313,11 +337,14 @@ async def serve(
             nursery.start_soon(read_stdin, scope, on_line)
             await known.wait()
         async with trio.open_nursery() as serving:
-            serving_http = partial(serve_http, ended=app.ended)
-            server = await serving.start(serving_http, listener, app, limits_of(scenario, app.prompts))
+            limits = limits_of(scenario, app.prompts)
+            server = await serving.start(partial(serve_http, listener, app, limits, ended=app.ended, tls=tls))
             app.here = Coordinates(reached_at(serve_config.host), server.port)
+            if tls is not None:
+                inner = await nursery.start(serve_http, listen(LOOPBACK, 0), app.from_here, limits)
+                app.here = Coordinates(LOOPBACK, inner.port)
             nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
-            sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port))}\n")
+            sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port), tls is not None)}\n")
             sys.stdout.flush()
             if child:
                 node.members.ordered = report_order  # the first line on stdout is the URL

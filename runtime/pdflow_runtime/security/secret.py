@@ -25,6 +25,9 @@ LEAST_BYTES: Final = 16
 MOST_BYTES: Final = 4096
 MAC_BYTES: Final = 32
 _OTHERS: Final = 0o077
+_OTHERS_OF_ROOTS: Final = 0o037
+"""The same for root's files: their group may read them. Kubernetes mounts secrets so (fsGroup), and PostgreSQL accepts
+it for its key."""
 
 
 class Secret:
@@ -82,17 +85,17 @@ def secret_of(scenario: ResolvedScenario) -> Secret | None:
     return _checked(scenario, str(scenario.base_dir / named), private_text(scenario, "secret_file", named))
 
 
-def private_text(scenario: ResolvedScenario, key: str, named: str) -> bytes:
-    """Return the contents of the file that this key of [serve] names, no more than a byte over MOST_BYTES.
+def private_text(scenario: ResolvedScenario, key: str, named: str, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the contents of the file that this key of [serve] names, no more than a byte over `most_bytes`.
     ScenarioError if others may read it."""
     path = scenario.base_dir / named
     try:
         with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            text = file.read(MOST_BYTES + 1)
+            found = os.fstat(file.fileno())
+            text = file.read(most_bytes + 1)
     except OSError as error:
         raise _wrong(scenario, f"{path} cannot be read: {error.strerror}", key) from None
-    if mode & _OTHERS:
+    if found.st_mode & (_OTHERS_OF_ROOTS if found.st_uid == 0 != os.geteuid() else _OTHERS):
         raise _wrong(scenario, f"{path} is readable by other users: chmod 600 {path}", key)
     return text
 

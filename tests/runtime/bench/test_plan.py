@@ -116,7 +116,7 @@ def test_contents_are_tokens_that_any_vocabulary_has() -> None:
         ({"extra_body": "[1]"}, "--extra-body"),
         ({"metadata": ("a",)}, "--metadata a"),
         ({"save_detailed": True}, "--save-result"),
-        ({"base_url": "https://x:1"}, "TLS is not supported"),
+        ({"base_url": "ftp://h"}, "expected http://HOST:PORT or https://HOST:PORT"),
         ({"base_url": "x:1"}, "http://HOST:PORT"),
         ({"base_url": "http://x:99999"}, "http://HOST:PORT"),
         ({"header": ("a",)}, "KEY=VALUE"),
