@@ -113,10 +113,12 @@ class Front:
         method = "GET" if request.method == "HEAD" else request.method
         match method, request.path:
             case "POST", "/v1/completions":
+                self.prompts.check_body(request.body)
                 asked = read_completion(request.body)
                 prompts = await self.pool.run(len(request.body), lambda: self.prompts.of_prompts(asked.prompts))
                 await self._complete(request, asked, prompts, responder)
             case "POST", "/v1/chat/completions":
+                self.prompts.check_body(request.body)
                 chat = read_chat(request.body)
                 prompts = await self.pool.run(len(request.body), lambda: [self.prompts.of_chat(chat)])
                 await self._complete(request, chat, prompts, responder)

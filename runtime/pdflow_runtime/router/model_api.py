@@ -44,6 +44,7 @@ class ModelApi:
             case "POST", "/tokenize":
                 body = await self.tokenize(request.body)
             case "POST", "/detokenize":
+                self.prompts.check_body(request.body)
                 asked = read_detokenize(request.body)
                 self.prompts.check_model(asked.model)
                 text = await self.pool.run(len(request.body), lambda: self.prompts.text(asked.tokens))
@@ -54,6 +55,7 @@ class ModelApi:
         return True
 
     async def tokenize(self, body: bytes) -> bytes:
+        self.prompts.check_body(body)
         asked = read_tokenize(body)
         self.prompts.check_model(asked.model)
 
