@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address, ip_network
 from typing import Final
 
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.connection import Connection
-from pdflow_runtime.http.messages import HttpLimits
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import HttpLimits, HttpRequest
 
 COUNTED_BYTES: Final = 64 << 10
-"""Bodies that are shorter so far are not counted: all connections together hold no more of them than they may."""
+"""Shorter bodies are not counted: all connections together hold no more of them than they may."""
 
 UNREAD_S: Final = 5.0
 """How long a connection is kept of which something was not read yet: more than the event loop is ever late."""
@@ -45,6 +48,8 @@ class ConnectionTable:
         self._arriving: Final[dict[Connection, int]] = {}
         """Bytes of a body that is not whole, first the oldest."""
         self._arriving_bytes = 0
+        self._answered_bytes = 0
+        """Bodies of requests that are being answered."""
 
     def pause_s(self) -> float:
         """Return how long to wait before the next client can be connected, perhaps in place of another one: 0 for no
@@ -76,6 +81,21 @@ class ConnectionTable:
             path.startswith(reserved) if reserved.endswith("/") else path == reserved
             for reserved in self._limits.reserved
         )
+
+    @contextmanager
+    def answering(self, request: HttpRequest) -> Iterator[None]:
+        """Count the request's body while the context is open. OpenAIError if the bodies of all requests that are being
+        answered are too long together."""
+        nbytes = len(request.body)
+        if nbytes < COUNTED_BYTES:
+            nbytes = 0
+        elif self._answered_bytes + nbytes > self._limits.answered_bytes:
+            raise OpenAIError(429, "too many long requests are being answered: try again later")
+        self._answered_bytes += nbytes
+        try:
+            yield
+        finally:
+            self._answered_bytes -= nbytes
 
     def make_room(self, address: str) -> bool:
         """Close the connection that has to give way to a client from that address, if any has to. False if the client

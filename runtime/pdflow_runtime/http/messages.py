@@ -24,8 +24,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     head_bytes: int = 64 << 10
     body_bytes: int = 16 << 20
-    pipelined: int = 16
-    """Whole requests that wait behind the one being answered; no more is read then."""
+    behind_bytes: int = 16 << 10
+    """Bytes that are read behind a request that is being answered, and kept unparsed until then: 64 MiB of all
+    connections."""
     connections: int = 4096
     """Open at once. When one more client connects, the connection that has gone longest without a whole request gives
     way; where every connection is being answered, the client waits in the listener's backlog."""
@@ -43,6 +44,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     arriving_bytes: int = 256 << 20
     """Bodies of all requests that are not whole; beyond it the connection that has gone longest without a whole request
     gives way."""
+    answered_bytes: int = 256 << 20
+    """Bodies of all requests that are being answered; beyond it further requests with longer bodies than 64 KiB are
+    refused."""
     head_s: float = 20.0
     """From a request's first byte to the end of its head."""
     request_s: float = 60.0

@@ -2,7 +2,8 @@
 
 httptools parses, and gets a request in pieces: its head, then its body, whose end is found here. So a request that asks
 for a protocol upgrade can be parsed again without that (httptools skips its body), chunks are checked before httptools
-sees them, and a body never runs into the next request. A read may yield several requests: they queue in `ready`.
+sees them, and a body never runs into the next request. What follows a whole request is left to the caller: unparsed, it
+takes no more memory than its bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class _Refused(Exception):  # noqa: N818 - it never leaves this file: it stops t
 
 
 class RequestParser:
-    """A parser of the bytes given to `feed`; requests, and at most one Refusal behind them, are taken from `ready`."""
+    """A parser of the bytes given to `feed`; requests, and at most one Refusal after them, are taken from `ready`."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.ready: deque[HttpRequest | Refusal] = deque()
@@ -64,13 +65,15 @@ class RequestParser:
         self._headers: list[Header] = []
         self._body = bytearray()
 
-    def feed(self, data: bytes) -> None:
-        at = 0
+    def feed(self, data: bytes) -> int:
+        """Parse up to the end of a request, or of the data; return the number of bytes. After a fault all count."""
+        at, before = 0, len(self.ready)
         try:
-            while at < len(data) and self._refusal is None:
+            while at < len(data) and self._refusal is None and len(self.ready) == before:
                 at += self._feed_head(data, at) if self._in_head else self._feed_body(data, at)
         except (_Refused, httptools.HttpParserError) as error:
             self._refuse(self._refusal or Refusal(400, f"not HTTP: {error}"))
+        return at if self._refusal is None else len(data)
 
     def _feed_head(self, data: bytes, at: int) -> int:
         """Parse up to the end of the head, or of the data; return the number of bytes."""
@@ -130,14 +133,6 @@ class RequestParser:
         """Release the parser. Breaks the reference cycle with httptools, which would else last until a garbage
         collection."""
         del self._parser
-
-    def ahead(self) -> bool:
-        """True if enough waits in `ready`: as many requests as may, or as many bytes as one may have."""
-        ready = self.ready
-        if len(ready) < 2:
-            return False
-        held = sum(len(item.body) for item in ready if isinstance(item, HttpRequest))
-        return len(ready) >= self._limits.pipelined or held >= self._limits.body_bytes
 
     def give_up(self, refusal: Refusal) -> None:
         """Refuse the request whose rest will not come."""

@@ -127,7 +127,8 @@ class Server:
         if not self._table.admits(request.path):
             SATURATION.add(self._limits.connections)
             raise OpenAIError(503, f"{self._limits.connections} requests are being answered, which is the most")
-        await self._handler(request, responder)
+        with self._table.answering(request):
+            await self._handler(request, responder)
 
     async def _attend(self, connection: Connection) -> None:
         try:

@@ -38,7 +38,9 @@ def corrupted(*good: bytes) -> st.SearchStrategy[bytes]:
 def parsed(pieces: list[bytes]) -> list[HttpRequest | Refusal]:
     parser = RequestParser(LIMITS)
     for piece in pieces:
-        parser.feed(piece)
+        rest = piece
+        while rest:
+            rest = rest[parser.feed(rest) :]
     return list(parser.ready)
 
 
