@@ -36,7 +36,7 @@ class RequestParser:
         self.within = False
         """Whether a request has begun and is not whole."""
         self.expects_continue = False
-        """Whether the client waits for `100 Continue` before it sends the body."""
+        """Whether the client waits for `100 Continue` before it sends the body; not if some of it has come."""
         self._limits = limits
         self._parser = httptools.HttpRequestParser(self)
         self._refusal: Refusal | None = None
@@ -168,6 +168,7 @@ class RequestParser:
         self._in_head = False
         self._head_fed = 0
         hosts = 0
+        is_old = self._parser.get_http_version() != "1.1"
         for name, value in self._headers:
             if name == b"host":
                 hosts += 1
@@ -176,16 +177,26 @@ class RequestParser:
                 if self._body_left > self._limits.body_bytes:
                     self._stop(body_too_large(self._limits))
             elif name == b"transfer-encoding":
+                self._check_encoding(value, is_old)
                 self._chunks = ChunkFraming(self._limits)
-            elif name == b"expect":
+            elif name == b"expect" and not is_old:
                 if value.lower() != b"100-continue":
                     self._stop(Refusal(417, "only the expectation 100-continue is supported"))
                 self.expects_continue = True
-        if hosts > 1 or (not hosts and self._parser.get_http_version() == "1.1"):
+        if hosts > 1 or (not hosts and not is_old):
             # RFC 9112 3.2.
             self._stop(Refusal(400, f"the request has {hosts or 'no'} Host headers, expected one"))
 
+    def _check_encoding(self, value: bytes, is_old: bool) -> None:
+        """Refuse a body that a proxy between the client and us may have framed otherwise (RFC 9112 6.1): where it sees
+        another end, it takes the rest for a request of another client."""
+        if is_old:
+            self._stop(Refusal(400, "a request of HTTP/1.0 cannot have Transfer-Encoding: use Content-Length"))
+        if value.lower() != b"chunked":
+            self._stop(Refusal(501, "only the Transfer-Encoding chunked is supported"))
+
     def on_body(self, body: bytes) -> None:
+        self.expects_continue = False
         self._body += body
         if len(self._body) > self._limits.body_bytes:
             self._stop(body_too_large(self._limits))

@@ -247,6 +247,8 @@ async def test_a_shielded_handler_settles_before_it_is_cancelled() -> None:
         (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
         (b"GET / HTTP/9.9\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\nConnection: keep-alive\r\n\r\n0\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n", 400),
         (CHUNKED + b"xyz\r\n", 400),
@@ -272,7 +274,8 @@ async def test_what_is_wrong_is_refused_in_openai_shape(data: bytes, status: int
     assert head.startswith(b"HTTP/1.1 %d " % status)
     assert b"connection: close" in head
     assert body.startswith(b'{"error":{"message":"')
-    assert b'"type":"invalid_request_error","param":null,"code":null}}' in body
+    kind = b"invalid_request_error" if status < 500 else b"server_error"
+    assert b'"type":"%b","param":null,"code":null}}' % kind in body
 
 
 @pytest.mark.trio
@@ -400,6 +403,30 @@ async def test_100_continue_is_sent_before_the_body_arrives() -> None:
         await stream.send_all(b"body")
         assert (await until(stream, b"body")).startswith(b"HTTP/1.1 200 OK\r\n")
         await stream.aclose()
+
+
+@pytest.mark.trio
+async def test_100_continue_follows_the_answer_before_and_not_the_body() -> None:
+    go_on = trio.Event()
+
+    async def handler(request: HttpRequest, responder: Responder) -> None:
+        await go_on.wait()
+        await echo(request, responder)
+
+    asks = b"POST /p HTTP/1.%d\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n"
+    async with serving(handler) as server, await trio.open_tcp_stream(LOCAL, server.port) as stream:
+        await stream.send_all(post(b"first") + asks % 1)
+        await wait_all_tasks_blocked()
+        go_on.set()
+        # The client sends nothing until it is allowed to.
+        got = await until(stream, b"100 Continue\r\n\r\n")
+        assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+        await stream.send_all(b"body")
+        assert (await until(stream, b"body")).startswith(b"HTTP/1.1 200 OK\r\n")
+        await stream.send_all(asks % 1 + b"bo")
+        await wait_all_tasks_blocked()
+        await stream.send_all(b"dy" + asks % 0 + b"body")
+        assert b"100 Continue" not in b"".join([piece async for piece in stream])
 
 
 @pytest.mark.trio
