@@ -55,6 +55,7 @@ class ConnectionObserver(Protocol):
     def waits(self, connection: Connection, /) -> None: ...
     def is_answered(self, connection: Connection, /) -> None: ...
     def holds(self, connection: Connection, nbytes: int, /) -> None: ...
+    def stalls(self, connection: Connection, stalled: bool, /) -> None: ...
 
 
 class Connection:
@@ -108,6 +109,8 @@ class Connection:
         if self._parser.within:
             with suppress(OSError):
                 send_now(self._sock, refused(_GIVES_WAY))
+        if self._answering:
+            self._answering.lose()
         self._scope.cancel()
 
     async def run(self) -> None:
@@ -233,7 +236,7 @@ class Connection:
     async def _answer_one(self, request: HttpRequest) -> bool:
         """Answer one request; True if the connection may go on."""
         with trio.CancelScope() as scope:
-            responder = Responder(self._sock, request, scope, self._limits.write_s, self._pump)
+            responder = Responder(self._sock, request, scope, self._limits.write_s, self._pump, self._on_stall)
             responder.keep_alive = request.keep_alive and not self._draining
             self._answering = responder
             try:
@@ -255,6 +258,9 @@ class Connection:
         if self._behind:
             self._receiving.cancel()
         return responder.done and responder.keep_alive and not responder.gone
+
+    def _on_stall(self, stalled: bool) -> None:
+        self._observer.stalls(self, stalled)
 
     async def _answer_failure(self, request: HttpRequest, responder: Responder, error: Exception) -> None:
         """Log the failure of a request, and answer with an error if nothing was sent yet: the server goes on."""

@@ -2,8 +2,9 @@
 operators.
 
 A connection waits while no request of it is whole and none is being answered. Of those that wait, the one that has
-gone longest without a whole request gives way first, though not while its first request may be on its way. A connection
-with an answer under way never does. Connections on which no request has ever been whole are limited by themselves:
+gone longest without a whole request gives way first, though not while its first request may be on its way. If none
+waits, the connection gives way whose client has taken nothing of its answer for longest, if that is a few seconds; no
+other one with an answer under way does. Connections on which no request has ever been whole are limited by themselves:
 clients that send slowly are all among these. Loopback is no address of a client: proxies on the same host connect from
 it.
 """
@@ -45,6 +46,8 @@ class ConnectionTable:
         """Those of which no request has been whole yet, first the oldest."""
         self._of: Final[Counter[str]] = Counter()
         """Connections by address."""
+        self._stalled: Final[dict[Connection, int]] = {}
+        """Since when a client takes nothing of its answer, first the longest."""
         self._arriving: Final[dict[Connection, int]] = {}
         """Bytes of a body that is not whole, first the oldest."""
         self._arriving_bytes = 0
@@ -61,7 +64,14 @@ class ConnectionTable:
             return 0.0
         if self._waiting:
             return self._pause_s(next(iter(self._waiting)))
-        return 0.0 if len(self.connections) < limits.connections + limits.reserve else math.inf
+        if len(self.connections) < limits.connections + limits.reserve:
+            return 0.0
+        return self._until_given_up_s()
+
+    def _until_given_up_s(self) -> float:
+        """Return when the longest stalled client may be given up; infinity if none is stalled."""
+        since_ns = next(iter(self._stalled.values()), None)
+        return math.inf if since_ns is None else max(0.0, self._limits.stalled_s - (now_ns() - since_ns) / S)
 
     def _pause_s(self, connection: Connection) -> float:
         """Return how long that connection, which waits, must be kept."""
@@ -113,10 +123,16 @@ class ConnectionTable:
         return True
 
     def evict(self) -> bool:
-        """Close the connection that has gone longest without a whole request; False if none may be closed."""
+        """Close the connection that has gone longest without a whole request, or else the one whose client has taken
+        nothing for longest; False if none may be closed."""
         oldest = next(iter(self._waiting), None)
-        if oldest is None or self._pause_s(oldest):
+        if oldest is None:
+            oldest = next(iter(self._stalled), None)
+            if self._until_given_up_s():
+                return False
+        elif self._pause_s(oldest):
             return False
+        assert oldest
         self._evict(oldest)
         return True
 
@@ -131,6 +147,7 @@ class ConnectionTable:
         if connection not in self.connections:
             return
         self.connections.discard(connection)
+        self._stalled.pop(connection, None)
         self.is_answered(connection)
         self._of[connection.address] -= 1
         if not self._of[connection.address]:
@@ -162,6 +179,13 @@ class ConnectionTable:
         self._arriving_bytes += nbytes - before
         while self._arriving_bytes > self._limits.arriving_bytes:
             self._evict(next(iter(self._arriving)))
+
+    def stalls(self, connection: Connection, stalled: bool) -> None:
+        """Note that the client takes nothing of its answer from now on, or takes more of it."""
+        if not stalled:
+            self._stalled.pop(connection, None)
+        elif connection in self.connections:
+            self._stalled[connection] = now_ns()
 
     def _evict(self, connection: Connection) -> None:
         self.remove(connection)

@@ -54,7 +54,11 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 75.0
     """Between requests of one connection."""
     write_s: float = 60.0
-    """How long a client may take nothing of what is sent to it."""
+    """How long a client may take nothing of what is sent to it; then its request is cancelled. A byte at a time does
+    not renew it: the system reports progress when a third of its buffer, some 30 kB, is free."""
+    stalled_s: float = 5.0
+    """The same where every connection is being answered and one more client connects. Routers and mobile networks
+    recover from most losses within seconds."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

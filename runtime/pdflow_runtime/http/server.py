@@ -83,7 +83,8 @@ class Server:
                 self._room = trio.Event()
                 if pause_s == math.inf:
                     SATURATION.add(self._limits.connections)
-                with trio.move_on_after(pause_s):
+                # A client that takes nothing may be given up meanwhile.
+                with trio.move_on_after(min(pause_s, self._limits.stalled_s)):
                     await self._room.wait()
             try:
                 accepted = self._waiting()

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pdflow_runtime.http import descriptors
 from pdflow_runtime.http.client import HttpClient
@@ -141,6 +141,59 @@ async def test_where_all_are_answered_clients_wait() -> None:
         assert len(server.connections) == 1
         await busy.aclose()
         await until(waiting, b"begun\r\n")
+
+
+class Flood:
+    """Answers operators at once, and others with more than a client's buffers take."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    async def __call__(self, request: HttpRequest, responder: Responder) -> None:
+        if request.path == "/health":
+            await responder.reply(200, (), b"yes")
+            return
+        await responder.begin(200)
+        try:
+            while True:
+                await responder.send(b"f" * 1_000_000)
+        except trio.Cancelled:
+            self.cancelled.append(request.path)
+            raise
+
+
+@pytest.mark.trio
+async def test_a_client_that_takes_nothing_gives_way_after_a_while(autojump_clock: MockClock) -> None:
+    flood = Flood()
+    limits = HttpLimits(fresh_s=0, connections=2, reserve=0, stalled_s=5, write_s=1000)
+    async with serving(flood, limits) as server, AsyncExitStack() as streams:
+        first = await connected(server, streams, GET % b"/1")
+        await trio.sleep(3)
+        await connected(server, streams, GET % b"/2")
+        await trio.sleep(100)
+        assert flood.cancelled == [], "nobody needs its place"
+        for _ in range(200):  # more than the buffers of both sides
+            await first.receive_some()
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        assert (await response_to(server.port, GET % b"/health")).endswith(b"yes")
+        assert flood.cancelled == ["/2"], "the first one has taken something since"
+        await connected(server, streams, GET % b"/3")
+        assert (await response_to(server.port, GET % b"/health")).endswith(b"yes")
+        assert flood.cancelled == ["/2", "/1"]
+        assert trio.current_time() - began < 10
+
+
+@pytest.mark.trio
+async def test_clients_that_take_nothing_give_way_on_the_reserve(autojump_clock: MockClock) -> None:
+    flood = Flood()
+    limits = HttpLimits(fresh_s=0, connections=1, reserve=2, stalled_s=5, reserved=("/health", "/metrics"))
+    async with serving(flood, limits) as server, AsyncExitStack() as streams:
+        for path in (b"/busy", b"/metrics", b"/metrics"):
+            await connected(server, streams, GET % path)
+        assert len(server.connections) == 3
+        assert (await response_to(server.port, GET % b"/health")).endswith(b"yes")
+        assert flood.cancelled == ["/busy"]
 
 
 @pytest.mark.trio
