@@ -24,9 +24,11 @@ from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest
+from pdflow_runtime.http.messages import JSON, Headers, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
+from pdflow_runtime.http.openai.fields import Fields
+from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import serve_http
 from pdflow_runtime.http.sockets import listen
@@ -40,7 +42,6 @@ from pdflow_runtime.process.addresses import (
     Order,
     StartOrder,
     is_loopback,
-    reached_at,
     read_news,
     url_of,
 )
@@ -68,6 +69,10 @@ LATER_S: Final = 5.0
 """Time after a request's deadline for an engine, which keeps the deadline itself, to answer."""
 FILES_PER_CONNECTION: Final = 3
 """A client's socket, and those of its two legs."""
+FILES_PER_CHOICE: Final = 4
+"""A pair of sockets, and those of the two legs."""
+CHOICES: Final = 1024
+"""Answers at once to requests for several, where descriptors are plenty."""
 RESERVE: Final = 64
 """Further clients, which ask for health or are operators. Where descriptors are scarce there are none, and every client
 waits."""
@@ -96,8 +101,8 @@ class Front:
         """Refuses requests by names that are not the router's."""
         self.checks_every_host = False
         """Whether every request is checked; else those of operators are."""
-        self.here: Coordinates
-        """The address at which clients connect."""
+        self.choice_places: Final = trio.CapacityLimiter(CHOICES)
+        """Of single answers to requests for several."""
 
     async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         try:
@@ -152,27 +157,39 @@ class Front:
         prompts = [self.prompts.truncated(tokens, asked.asked) for tokens in prompts]
         for tokens in prompts:
             self.prompts.check_length(len(tokens), asked.asked.max_tokens or 1)
-        forwarded = tuple(header for header in request.headers if header[0] in FORWARDED)
         if len(prompts) * asked.asked.n > 1:
-            several = Several(self.node.client, self.here, request.path, forwarded, responder)
-            await several.answer(asked.fields, prompts, asked.asked)
+
+            async def serve(fields: Fields, prompt: list[int], to: Responder) -> None:
+                await self.node.serve(self._call(request, asked.asked, fields, prompt, to))
+
+            await Several(serve, self.choice_places, responder).answer(asked.fields, prompts, asked.asked)
             return
         named = request.header(b"x-request-id")
         answered = () if named is None else ((b"x-request-id", named),)
-        session = session_of(request, asked.fields)
-        call = Call(
+        await self.node.serve(self._call(request, asked.asked, asked.fields, prompts[0], responder, answered))
+
+    def _call(
+        self,
+        request: HttpRequest,
+        asked: AnswerOptions,
+        fields: Fields,
+        prompt: list[int],
+        responder: Responder,
+        answered: Headers = (),
+    ) -> Call:
+        """Return the call for one answer."""
+        return Call(
             request.path,
-            asked.fields,
-            prompts[0],
-            headers=forwarded,
+            fields,
+            prompt,
+            headers=tuple(header for header in request.headers if header[0] in FORWARDED),
             answered=answered,
             responder=responder,
-            session=session,
-            one_token=asked.asked.max_tokens == 1,
-            prompt_alone=asked.asked.max_tokens == 0 or asked.asked.scores_prompt,
+            session=session_of(request, fields),
+            one_token=asked.max_tokens == 1,
+            prompt_alone=asked.max_tokens == 0 or asked.scores_prompt,
             resumes=self.node.router.resumes and self.node.router.max_attempts > 1,
         )
-        await self.node.serve(call)
 
     def healthy(self) -> bool:
         """True if an engine computes prompts, and, where engines do not do both, another decodes; with a store, all its
@@ -285,8 +302,9 @@ async def serve(
             nursery.start_soon(read_stdin, scope, on_line)
             await known.wait()
         async with trio.open_nursery() as serving:
-            server = await serving.start(serve_http, listener, app, limits_of(scenario, app.prompts))
-            app.here = Coordinates(reached_at(serve_config.host), server.port)
+            limits = limits_of(scenario, app.prompts)
+            app.choice_places.total_tokens = max(1, min(CHOICES, limits.connections // FILES_PER_CHOICE))
+            server = await serving.start(serve_http, listener, app, limits)
             nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
             sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port))}\n")
             sys.stdout.flush()
