@@ -50,6 +50,7 @@ from pdflow_runtime.process.addresses import (
     is_loopback,
     reached_at,
     read_order,
+    url_of,
 )
 from pdflow_runtime.process.devices import Environment, gpu_environments
 from pdflow_runtime.process.logs import log_to_stderr
@@ -384,13 +385,11 @@ def operators_file_of(cluster: Cluster, listener: socket.socket) -> Iterator[Non
     if text is None:
         yield
         return
-    port = listener.getsockname()[1]
+    host, port = reached_at(cluster.scenario.serve.host), listener.getsockname()[1]
     with ExitStack() as stack:
         try:
-            path = stack.enter_context(written_for_operators(port, text))
-            log.info(
-                "operators: curl -H @%s http://%s:%d/admin/state", path, reached_at(cluster.scenario.serve.host), port
-            )
+            path = stack.enter_context(written_for_operators(host, port, text))
+            log.info("operators: curl -H @%s %s/admin/state", path, url_of(Coordinates(host, port)))
         except OSError as error:
             log.warning(
                 "/admin and pdflow top cannot be used: the file with the secret cannot be written (%s): set "
