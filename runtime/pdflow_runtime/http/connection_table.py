@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address, ip_network
+from itertools import islice
 from typing import Final
 
 from pdflow.protocol.values import S
@@ -30,6 +31,8 @@ COUNTED_BYTES: Final = 64 << 10
 UNREAD_S: Final = 5.0
 """How long a connection is kept of which something was not read yet: more than the event loop is ever late."""
 PAUSE_S: Final = 0.02
+LOOKED_AT: Final = 64
+"""Connections among which one is searched that can give way: of the oldest, some may be sending a long body."""
 
 
 class ConnectionTable:
@@ -59,11 +62,11 @@ class ConnectionTable:
         time, infinity for until a connection ends or waits."""
         limits = self._limits
         if len(self._new) >= limits.new_connections:
-            return self._pause_s(next(iter(self._new)))
+            return 0.0 if self._can_give_way(self._new) else PAUSE_S
         if len(self.connections) < limits.connections:
             return 0.0
         if self._waiting:
-            return self._pause_s(next(iter(self._waiting)))
+            return 0.0 if self._can_give_way(self._waiting) else PAUSE_S
         if len(self.connections) < limits.connections + limits.reserve:
             return 0.0
         return self._until_given_up_s()
@@ -73,12 +76,15 @@ class ConnectionTable:
         since_ns = next(iter(self._stalled.values()), None)
         return math.inf if since_ns is None else max(0.0, self._limits.stalled_s - (now_ns() - since_ns) / S)
 
-    def _pause_s(self, connection: Connection) -> float:
-        """Return how long that connection, which waits, must be kept."""
-        since_s = (now_ns() - self._waiting[connection]) / S
-        if since_s < self._limits.fresh_s or (since_s < UNREAD_S and connection.unread):
-            return PAUSE_S
-        return 0.0
+    def _can_give_way(self, connections: Iterable[Connection]) -> Connection | None:
+        """Return the first of these that wait, in the order of their age, that need not be kept."""
+        for connection in islice(connections, LOOKED_AT):
+            since_s = (now_ns() - self._waiting[connection]) / S
+            if since_s < self._limits.fresh_s:
+                return None
+            if since_s >= UNREAD_S or not connection.unread:
+                return connection
+        return None
 
     @property
     def busy(self) -> bool:
@@ -112,12 +118,12 @@ class ConnectionTable:
         has too many and all of them are being answered."""
         most = self._limits.connections_per_address
         if most and address and self._of[address] >= most:
-            own = next(iter(self._waiting_of.get(address, ())), None)
-            if own is None or self._pause_s(own):
+            own = self._can_give_way(self._waiting_of.get(address, ()))
+            if own is None:
                 return False
             self._evict(own)
         elif len(self._new) >= self._limits.new_connections:
-            self._evict(next(iter(self._new)))
+            self._evict(self._can_give_way(self._new) or next(iter(self._new)))
         elif len(self.connections) >= self._limits.connections:
             self.evict()
         return True
@@ -125,14 +131,11 @@ class ConnectionTable:
     def evict(self) -> bool:
         """Close the connection that has gone longest without a whole request, or else the one whose client has taken
         nothing for longest; False if none may be closed."""
-        oldest = next(iter(self._waiting), None)
+        oldest = self._can_give_way(self._waiting)
+        if not self._waiting and not self._until_given_up_s():
+            oldest = next(iter(self._stalled))
         if oldest is None:
-            oldest = next(iter(self._stalled), None)
-            if self._until_given_up_s():
-                return False
-        elif self._pause_s(oldest):
             return False
-        assert oldest
         self._evict(oldest)
         return True
 

@@ -46,10 +46,11 @@ from pdflow_runtime.process.addresses import (
     url_of,
 )
 from pdflow_runtime.process.component import arguments, record_of, run_component
-from pdflow_runtime.process.malloc import limit_heap
+from pdflow_runtime.process.malloc import keep_returning, limit_heap
 from pdflow_runtime.process.processes import drain_on_signal, read_stdin
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
+from pdflow_runtime.router.body_reader import BodyReader
 from pdflow_runtime.router.call import Call
 from pdflow_runtime.router.choices import Several
 from pdflow_runtime.router.model_api import ModelApi
@@ -93,7 +94,8 @@ class Front:
         self.node: Final = node
         self.prompts: Final = prompts
         self.pool: Final = TokenizerPool()
-        self.model_api: Final = ModelApi(prompts, self.pool)
+        self.bodies: Final = BodyReader(prompts)
+        self.model_api: Final = ModelApi(prompts, self.pool, self.bodies)
         self.admin: Final = admin
         self.gate: Final = gate
         """Authenticates operators; None: there is no operator's API over HTTP."""
@@ -118,13 +120,11 @@ class Front:
         method = "GET" if request.method == "HEAD" else request.method
         match method, request.path:
             case "POST", "/v1/completions":
-                self.prompts.check_body(request.body)
-                asked = read_completion(request.body)
+                asked = await self.bodies.read(request.body, read_completion)
                 prompts = await self.pool.run(len(request.body), lambda: self.prompts.of_prompts(asked.prompts))
                 await self._complete(request, asked, prompts, responder)
             case "POST", "/v1/chat/completions":
-                self.prompts.check_body(request.body)
-                chat = read_chat(request.body)
+                chat = await self.bodies.read(request.body, read_chat)
                 prompts = await self.pool.run(len(request.body), lambda: [self.prompts.of_chat(chat)])
                 await self._complete(request, chat, prompts, responder)
             case "GET", "/metrics":
@@ -287,6 +287,7 @@ async def serve(
         scope = nursery.cancel_scope
         nursery.start_soon(node.run)
         nursery.start_soon(app.admin.run)
+        nursery.start_soon(keep_returning)
         if child:
             known = trio.Event()
 

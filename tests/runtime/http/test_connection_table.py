@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 import trio
@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pdflow_runtime.http import descriptors
 from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.connection import Connection
 from pdflow_runtime.http.connection_table import counted_address
 from pdflow_runtime.http.descriptors import ExhaustionLog
 from pdflow_runtime.http.errors import UpstreamError
@@ -101,6 +102,33 @@ async def test_a_burst_of_clients_is_served_in_turn() -> None:
         for _ in range(30):
             nursery.start_soon(client)
     assert [answer[-3:] for answer in answers] == [b"yes"] * 30
+
+
+@pytest.mark.trio
+async def test_a_client_that_is_sending_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest connection has more to be read: a silent one gives way, and at once."""
+    async with serving(echo, HttpLimits(fresh_s=0, new_connections=2)) as server, AsyncExitStack() as streams:
+        sending = await connected(server, streams, b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nx")
+        (uploaded,) = server.connections
+        monkeypatch.setattr(Connection, "unread", property(lambda self: self is uploaded))
+        silent = await connected(server, streams, b"GET /silent HT")
+        with trio.fail_after(2):
+            assert (await response_to(server.port, GET % b"/")).endswith(b"GET /  ")
+        assert (await ended(silent)).startswith(b"HTTP/1.1 503 ")
+        await sending.send_all(b"y")
+        await until(sending, b"POST /p  xy")
+
+
+@pytest.mark.trio
+async def test_clients_of_the_backlog_are_accepted_in_one_turn_of_the_event_loop() -> None:
+    """Else, where each turn takes long, the backlog is full of clients that open connections fastest."""
+    async with serving(echo) as server:
+        with ExitStack() as clients:
+            for _ in range(50):
+                clients.enter_context(socket.create_connection((LOCAL, server.port)))
+            for _ in range(4):
+                await trio.lowlevel.checkpoint()
+            assert len(server.connections) == 50
 
 
 @pytest.mark.trio
