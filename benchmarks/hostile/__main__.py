@@ -1,71 +1,59 @@
-"""A cluster under hostile clients: python -m benchmarks.hostile [--seconds N] [--sockets N] [--scenario FILE]
-[--set KEY=VALUE]
+"""A cluster under hostile clients: python -m benchmarks.hostile [--seconds N] [--minutes N] [--sockets N]
+[--scenario FILE] [--set KEY=VALUE]
 
 A whole cluster (`pdflow serve`, by default the quickstart) answers two honest clients, on a new connection for each
 request, in turn alone and during an attack:
 
 - long prompts, again and again: three clients with prompts of 4 MB, one with 15 MB, one with a prompt that is too long
   but not refused for its bytes;
-- malformed requests: chunks of 2^64 - 1 bytes, no Host, two of them, `Upgrade: h2c` with a body;
+- small values: two clients with bodies of 4 MB of empty lists, objects, floats, fields, token ids, and of what is just
+  allowed;
+- malformed requests: chunks of 2^64 - 1 bytes, no Host, two of them, HTTP/1.0 with chunks, `Upgrade: h2c` with a body;
+- pipelined bodies: 64 clients that read nothing of long answers, and send 8 MB of further requests;
+- unread answers: 256 clients that read nothing;
 - slow sockets: a process opens so many, sends a byte of a request every few seconds on each, and opens those anew that
   the router closes, at most 200 a second; /health is asked meanwhile.
 
-Printed are the times of honest requests and their ratio to those without an attack, what the attackers got in the last
-round, and the router's resident memory before, at most and after. The attackers share the machine with the cluster.
+Printed are the times of honest requests and their ratio to those without an attack, what the attackers got, and the
+router's resident memory before, at most and after. The attackers are processes of their own on the cluster's machine.
+
+With --minutes, all attacks run at once for that long, with a line of figures every ten seconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
-import random
 import resource
-import select
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import trio
 
+from benchmarks.hostile.attacks import ATTACKS
 from pdflow_runtime.http.errors import UpstreamError
 from tests.runtime.support.served import Served, served
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = ROOT / "examples/serve-quickstart.toml"
 ROUTER = "pdflow_runtime.router.front"
 HONEST = {"prompt": "A prefill engine computes", "max_tokens": 8}
 HONEST_CLIENTS = 2
 ROUNDS = 3
-REOPENED_PER_S = 200
-BYTE_EVERY_S = 5.0
 RESERVE = 64
 """File descriptors of the slow process that are no slow socket."""
-SETTLE_S = 5.0
-COUNTED = 16_500
-"""Words of a prompt that is refused, but not for its bytes alone: of two bytes each, twice as many as the quickstart's
-context has tokens."""
-HEAD = b"POST /v1/completions HTTP/1.1\r\n"
-CHUNKED = HEAD + b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-PROMPT = msgspec.json.encode({**HONEST, "max_tokens": 1})
-MALFORMED = {
-    "chunk of 16 F's": CHUNKED + b"F" * 16 + b"\r\n",
-    "chunk of 15 F's": CHUNKED + b"F" * 15 + b"\r\n",
-    "size line without end": CHUNKED + b"1;" + b"e" * 8192,
-    "no Host": HEAD + b"Content-Length: 0\r\n\r\n",
-    "two Hosts": HEAD + b"Host: x\r\nHost: y\r\nContent-Length: 0\r\n\r\n",
-    "Upgrade: h2c": HEAD
-    + b"Host: x\r\nConnection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
-    + b"Content-Length: %d\r\n\r\n" % len(PROMPT)
-    + PROMPT,
-}
+SETTLE_S = 15.0
+ALONE_S = 20.0
+"""Before and after the attacks of --minutes."""
+SAMPLE_S = 10.0
 
 
 class Measured:
@@ -80,11 +68,11 @@ class Measured:
 
     @property
     def median_ms(self) -> float:
-        return 1e3 * statistics.median(self.times)
+        return 1e3 * statistics.median(self.times or [math.nan])
 
     @property
     def p95_ms(self) -> float:
-        return 1e3 * sorted(self.times)[int(0.95 * len(self.times))]
+        return 1e3 * sorted(self.times)[int(0.95 * len(self.times))] if self.times else math.nan
 
 
 class Hostile:
@@ -106,27 +94,77 @@ class Hostile:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     async def run(self, sockets: int) -> None:
-        self.sockets = sockets
+        """Compare each attack with the time without it."""
         await self.measure(5, Measured())
         before = self.rss_mb()
-        await self.compare("long prompts", self.long_prompts)
-        await self.compare("malformed requests", self.malformed)
-        await self.compare("slow sockets", self.slow_sockets)
+        for what in ATTACKS:
+            await self.compare(what, "attacks", what)
+        await self.compare("slow sockets", "slow_sockets", str(sockets))
         await trio.sleep(SETTLE_S)
+        self.show_memory(before)
+
+    async def run_mixed(self, sockets: int, minutes: float) -> None:
+        """Run all attacks at once for so many minutes."""
+        await self.measure(5, Measured())
+        alone, attacked, after = Measured(), Measured(), Measured()
+        await self.measure(ALONE_S, alone)
+        before = self.rss_mb()
+        lines: list[str] = []
+        async with self.attack(lines, "slow_sockets", str(sockets)), self.attack(lines, "attacks", *ATTACKS):
+            end_s = trio.current_time() + 60 * minutes
+            while (left_s := end_s - trio.current_time()) > 0:
+                answered = len(attacked.times)
+                await self.measure(min(SAMPLE_S, left_s), attacked)
+                sys.stdout.write(
+                    f"{60 * minutes - left_s:5.0f} s: {self.rss_mb():.0f} MB, "
+                    f"{len(attacked.times) - answered} honest requests\n"
+                )
+                sys.stdout.flush()
+        self.show("before     ", alone, alone)
+        self.show("all attacks", attacked, alone)
+        self.show_lines(lines)
+        await trio.sleep(SETTLE_S)
+        self.show_memory(before)
+        await self.measure(ALONE_S, after)
+        self.show("after      ", after, alone)
+        self.show_memory(before)
+
+    def show_memory(self, before: float) -> None:
         after = self.rss_mb()
         sys.stdout.write(
             f"router's resident memory: {before:.0f} MB before, {self.peak_mb:.0f} MB at most, {after:.0f} MB after "
             f"({after / before:.2f} times)\n"
         )
 
-    async def compare(self, what: str, attack: Callable[[Measured], Awaitable[list[str]]]) -> None:
+    async def compare(self, what: str, module: str, *arguments: str) -> None:
         """Measure in turn without and with the attack: what else the machine does changes from minute to minute."""
         alone, attacked = Measured(), Measured()
         for _ in range(ROUNDS):
+            lines: list[str] = []
             await self.measure(self.seconds, alone)
-            lines = await attack(attacked)
+            async with self.attack(lines, module, *arguments):
+                await self.measure(self.seconds, attacked)
         self.show(f"{what}: without ", alone, alone)
         self.show(f"{what}: with    ", attacked, alone)
+        self.show_lines(lines)
+
+    @asynccontextmanager
+    async def attack(self, lines: list[str], module: str, *arguments: str) -> AsyncIterator[None]:
+        """Run that module of attacks, which ends with its stdin; what it says is added to `lines`."""
+        at = f"{self.cluster.host}:{self.cluster.port}"
+        command = [sys.executable, "-m", f"benchmarks.hostile.{module}", at, *arguments]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            try:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                lines.append((await trio.to_thread.run_sync(process.stdout.readline)).strip())
+                yield
+                process.stdin.close()
+                lines += (await trio.to_thread.run_sync(process.stdout.read)).splitlines()
+            finally:
+                process.kill()
+
+    def show_lines(self, lines: list[str]) -> None:
         sys.stdout.writelines(f"  {line}\n" for line in lines)
         sys.stdout.flush()
 
@@ -178,166 +216,33 @@ class Hostile:
         sys.stdout.write(
             f"{what} {len(found.times)} honest requests, median {found.median_ms:.1f} ms ({ratio[0]:.2f} times), "
             f"95 % within {found.p95_ms:.1f} ms ({ratio[1]:.2f} times); failed: {failed}; "
-            f"/health {len(found.health)} times, at most {1e3 * max(found.health):.1f} ms; "
+            f"/health {len(found.health)} times, at most {1e3 * max(found.health, default=math.nan):.1f} ms; "
             f"the router used {100 * found.cpu_s / found.wall_s:.0f} % of a core\n"
         )
-
-    async def long_prompts(self, found: Measured) -> list[str]:
-        bodies = {
-            "4 MB": msgspec.json.encode({"prompt": "a " * 1_999_000, "max_tokens": 1}),
-            "15 MB": msgspec.json.encode({"prompt": "a " * 7_500_000, "max_tokens": 1}),
-            "33 kB": msgspec.json.encode({"prompt": "a " * COUNTED, "max_tokens": 1}),
-        }
-        statuses: Counter[str] = Counter()
-        times: dict[str, list[float]] = {name: [] for name in bodies}
-
-        async def attack(name: str) -> None:
-            while True:
-                begun = time.perf_counter()
-                try:
-                    status, _ = await self.cluster.exchange("POST", "/v1/completions", bodies[name])
-                except UpstreamError as error:
-                    statuses[f"{name}: {error.kind}"] += 1
-                    continue
-                times[name].append(time.perf_counter() - begun)
-                statuses[f"{name}: {status}"] += 1
-
-        async with trio.open_nursery() as nursery:
-            four, *others = bodies
-            for name in (four, four, four, *others):
-                nursery.start_soon(attack, name)
-            await self.measure(self.seconds, found)
-            nursery.cancel_scope.cancel()
-        lines = [f"{name}, {count} times" for name, count in sorted(statuses.items())]
-        return lines + [
-            f"{name}: answered within {1e3 * max(of_one):.0f} ms" for name, of_one in times.items() if of_one
-        ]
-
-    async def malformed(self, found: Measured) -> list[str]:
-        statuses: Counter[str] = Counter()
-        slowest = 0.0
-
-        async def attack() -> None:
-            nonlocal slowest
-            while True:
-                for name, data in MALFORMED.items():
-                    begun = time.perf_counter()
-                    answer = b""
-                    with suppress(OSError, trio.BrokenResourceError):
-                        async with await trio.open_tcp_stream(self.cluster.host, self.cluster.port) as stream:
-                            await stream.send_all(data)
-                            answer = await stream.receive_some()
-                    slowest = max(slowest, time.perf_counter() - begun)
-                    statuses[f"{name}: {answer[9:12].decode() or 'closed'}"] += 1
-                    await trio.sleep(0.02)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(attack)
-            await self.measure(self.seconds, found)
-            nursery.cancel_scope.cancel()
-        lines = [f"{name}, {count} times" for name, count in sorted(statuses.items())]
-        return [*lines, f"answered within {1e3 * slowest:.0f} ms"]
-
-    async def slow_sockets(self, found: Measured) -> list[str]:
-        command = [sys.executable, "-m", "benchmarks.hostile", "--sockets", str(self.sockets)]
-        command += ["--attack", f"{self.cluster.host}:{self.cluster.port}"]
-        with subprocess.Popen(
-            [*command, "--sockets", str(self.sockets)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        ) as process:
-            try:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                opened = await trio.to_thread.run_sync(process.stdout.readline)
-                await self.measure(self.seconds, found)
-                process.stdin.close()
-                ended = await trio.to_thread.run_sync(process.stdout.readline)
-            finally:
-                process.kill()
-        return [opened.strip(), ended.strip()]
-
-
-class SlowSockets:
-    """Opens sockets, and sends on each a byte of a request every few seconds."""
-
-    def __init__(self, host: str, port: int, most: int) -> None:
-        self.address = host, port
-        self.most = most
-        self.open: dict[int, socket.socket] = {}
-        self.poll = select.epoll()
-        self.opened = self.closed = 0
-
-    def add(self) -> None:
-        sock = socket.socket()
-        try:
-            sock.connect(self.address)
-            sock.setblocking(False)
-            sock.send(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nX-Slow: ")
-        except OSError:
-            sock.close()
-            self.closed += 1
-            return
-        self.open[sock.fileno()] = sock
-        self.poll.register(sock.fileno(), select.EPOLLIN | select.EPOLLHUP)
-        self.opened += 1
-
-    def reap(self, wait_s: float) -> None:
-        """Close what the server has closed."""
-        for fd, _ in self.poll.poll(wait_s):
-            self.drop(fd)
-
-    def drop(self, fd: int) -> None:
-        sock = self.open.pop(fd, None)
-        if sock is not None:
-            self.poll.unregister(fd)
-            sock.close()
-            self.closed += 1
-
-    def run(self) -> None:
-        while self.opened < self.most:
-            self.add()
-            self.reap(0)
-        sys.stdout.write(f"{self.opened:,} slow sockets were opened; {len(self.open):,} of them are open at once\n")
-        sys.stdout.flush()
-        step_s = 0.05
-        while not select.select([sys.stdin], [], [], 0)[0]:
-            for fd in random.sample(list(self.open), int(len(self.open) * step_s / BYTE_EVERY_S)):
-                try:
-                    self.open[fd].send(b"s")
-                except OSError:
-                    self.drop(fd)
-            for _ in range(min(int(REOPENED_PER_S * step_s), self.most - len(self.open))):
-                self.add()
-            self.reap(0)
-            time.sleep(step_s)
-        sys.stdout.write(f"{self.opened:,} slow sockets in all, {self.closed:,} of them closed by the router\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser("benchmarks.hostile", description=(__doc__ or "").partition(":")[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each phase, of which there are 18")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each phase, of which there are 36")
+    parser.add_argument("--minutes", type=float, help="run all attacks at once for so long instead")
     parser.add_argument("--sockets", type=int, default=10_000, help="slow sockets")
     parser.add_argument("--scenario", type=Path, default=QUICKSTART)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
-    parser.add_argument("--attack", metavar="HOST:PORT", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     sockets = min(asked.sockets, most - RESERVE)
-    if asked.attack:
-        host, _, port = asked.attack.rpartition(":")
-        SlowSockets(host, int(port), sockets).run()
-        return 0
     if sockets < asked.sockets:
         sys.stdout.write(f"{sockets:,} slow sockets instead of {asked.sockets:,}: ulimit -Hn is {most:,}\n")
     with (
         tempfile.TemporaryDirectory() as folder,
         served(Path(folder), asked.scenario, *asked.overrides) as cluster,
     ):
-        trio.run(Hostile(cluster, asked.seconds).run, sockets)
+        hostile = Hostile(cluster, asked.seconds)
+        if asked.minutes is None:
+            trio.run(hostile.run, sockets)
+        else:
+            trio.run(hostile.run_mixed, sockets, asked.minutes)
     return 0
 
 
