@@ -159,6 +159,8 @@ async def pipelined(address: Address, tally: Tally) -> None:
 
 
 async def unread_with(address: Address, tally: Tally, name: str, connections: int, behind: bytes) -> None:
+    requests = LONG_ANSWER * UNREAD_REQUESTS + behind
+
     async def one() -> None:
         while True:
             status = "held"
@@ -166,7 +168,7 @@ async def unread_with(address: Address, tally: Tally, name: str, connections: in
                 with trio.socket.socket() as sock, trio.move_on_after(HELD_S):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                     await sock.connect(address)
-                    await trio.SocketStream(sock).send_all(LONG_ANSWER * UNREAD_REQUESTS + behind)
+                    await trio.SocketStream(sock).send_all(requests)
                     status = "all requests taken"
                     await trio.sleep_forever()
             except (OSError, trio.BrokenResourceError):

@@ -2,7 +2,7 @@
 
 A request for n answers to m prompts is m x n requests for one: each is routed, tried again and taken back like any
 other, and P computes a prompt once where it remembers prefixes. Drawn answers of one prompt differ: the seed of the
-i-th is the request's and i. These requests need no connections to the router. They wait for places that only they use,
+i-th is the request's and i. These requests need no connections to the router. They wait for slots that only they use,
 so they never wait for a request that waits for them.
 """
 
@@ -39,12 +39,12 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Several:
-    """Answers one request for several answers. Args: `serve` serves a request for one of them, at most `places` at
+    """Answers one request for several answers. Args: `serve` serves a request for one of them, at most `slots` at
     once."""
 
-    def __init__(self, serve: Serve, places: trio.CapacityLimiter, responder: Responder) -> None:
+    def __init__(self, serve: Serve, slots: trio.CapacityLimiter, responder: Responder) -> None:
         self.serve: Final = serve
-        self.places: Final = places
+        self.slots: Final = slots
         self.responder: Final = responder
         self.first: dict[str, Any] | None = None
         """The first event or answer: all others get its id and its time."""
@@ -143,7 +143,7 @@ class Several:
         async def answer(responder: Responder) -> None:
             await self.serve(fields, prompt, responder)
 
-        async with self.places, answered_inside(self.responder.pump, answer) as response:
+        async with self.slots, answered_inside(self.responder.pump, answer) as response:
             yield response
 
     def _count(self, usage: dict[str, Any] | None) -> None:

@@ -103,7 +103,7 @@ class Front:
         """Refuses requests by names that are not the router's."""
         self.checks_every_host = False
         """Whether every request is checked; else those of operators are."""
-        self.choice_places: Final = trio.CapacityLimiter(CHOICES)
+        self.choice_slots: Final = trio.CapacityLimiter(CHOICES)
         """Of single answers to requests for several."""
 
     async def __call__(self, request: HttpRequest, responder: Responder) -> None:
@@ -162,7 +162,7 @@ class Front:
             async def serve(fields: Fields, prompt: list[int], to: Responder) -> None:
                 await self.node.serve(self._call(request, asked.asked, fields, prompt, to))
 
-            await Several(serve, self.choice_places, responder).answer(asked.fields, prompts, asked.asked)
+            await Several(serve, self.choice_slots, responder).answer(asked.fields, prompts, asked.asked)
             return
         named = request.header(b"x-request-id")
         answered = () if named is None else ((b"x-request-id", named),)
@@ -304,7 +304,7 @@ async def serve(
             await known.wait()
         async with trio.open_nursery() as serving:
             limits = limits_of(scenario, app.prompts)
-            app.choice_places.total_tokens = max(1, min(CHOICES, limits.connections // FILES_PER_CHOICE))
+            app.choice_slots.total_tokens = max(1, min(CHOICES, limits.connections // FILES_PER_CHOICE))
             server = await serving.start(serve_http, listener, app, limits)
             nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
             sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port))}\n")

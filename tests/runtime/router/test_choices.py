@@ -130,7 +130,7 @@ async def test_several_answers_need_no_further_connection() -> None:
     event = b"data: %b\n\n" % msgspec.json.encode({"id": "a", "choices": [choice]})
     body = msgspec.json.encode({"prompt": [1], "max_tokens": 1, "n": 4, "stream": True, "seed": 7})
     async with town() as built, serving(built.front, HttpLimits(connections=1, reserve=0)) as narrow:
-        built.front.choice_places.total_tokens = 1
+        built.front.choice_slots.total_tokens = 1
         for engine in ("decode-0", "decode-1"):
             built.answer_pieces[engine] = [event, DONE]
         with trio.fail_after(20):
