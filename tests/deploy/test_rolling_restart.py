@@ -215,7 +215,7 @@ async def test_a_cluster_on_one_host(tmp_path: Path) -> None:
     engines = ("prefill-0", "prefill-1", "decode-0", "decode-1")
     small = ("pool.prefill.replicas=2", "pool.decode.replicas=2", "router.on_failure=retry")
     with served(tmp_path, scenario, *small) as cluster:
-        shutil.copy(operators_file(cluster.port), tmp_path / "header")
+        shutil.copy(operators_file(cluster.host, cluster.port), tmp_path / "header")
         before = {name: cluster.pid_of(name) for name in (*engines, "pdflow_runtime.router.front")}
         load = Load(lambda: [cluster.port])
         assert settings_of("settings of one host") == {"FILE", "ROUTER", "ENGINES"}

@@ -23,7 +23,7 @@ from pdflow.protocol.values import Instant
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.engines.config import ModelError
 from pdflow_runtime.engines.job import LayerDone, Sampled, Work
-from pdflow_runtime.engines.sampling.constraints import Constraints, History, allowed_next
+from pdflow_runtime.engines.sampling.constraints import Constraints, History, forbidden
 from pdflow_runtime.engines.sampling.logprobs import Logprobs, PromptScores
 from pdflow_runtime.engines.shards import Shard, shards
 from pdflow_runtime.engines.step_load import StepLoad
@@ -105,10 +105,10 @@ class SyntheticRunner:
     def _constrained(self, token: int, constraints: Constraints, history: History) -> int:
         """Return this token, or another one if it may not come. Biases and penalties, which are finite, cannot make
         another one come."""
-        allowed, never = allowed_next(constraints, history, self._choices + SPECIAL)
-        if allowed is not None:
-            return token if token in allowed else allowed[_mixed(token) % len(allowed)]
-        while token in never:
+        never = forbidden(constraints, history, self._choices + SPECIAL)
+        if constraints.allowed is not None and not constraints.allows(token):
+            token = constraints.allowed[_mixed(token) % len(constraints.allowed)]
+        while token in never or not constraints.allows(token):
             token = (token + 1) % (self._choices + SPECIAL)
         return token
 

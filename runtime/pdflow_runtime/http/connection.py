@@ -1,8 +1,10 @@
 """A client's connection: a task that reads and a task that answers, so that a hang-up is seen while an answer runs.
 
-The reader is the only one that receives: it cuts requests out of what comes, also while one is being answered, and
-loses none of them. At the end of the stream it cancels the answer. A client that shuts down its sending half has
-therefore gone; no client of this API does that.
+The reader is the only one that receives, also while a request is being answered. At the end of the stream it cancels
+the answer. A client that shuts down its sending half has therefore gone; no client of this API does that. What comes
+behind the request that is being answered is kept unparsed, and no more of it is read than a limit: a client that sends
+further requests waits for its answers, and one with more than that on their way is found gone only when it is written
+to.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest, Refusal,
 from pdflow_runtime.http.parsing import RequestParser
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.http.sockets import close, receive, send_all, send_now, silent
+from pdflow_runtime.http.sockets import RECEIVE_BYTES, close, receive, send_all, send_now, silent
 from pdflow_runtime.http.tls_socket import PlainHttpError, TlsSocket
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class ConnectionObserver(Protocol):
     def waits(self, connection: Connection, /) -> None: ...
     def is_answered(self, connection: Connection, /) -> None: ...
     def holds(self, connection: Connection, nbytes: int, /) -> None: ...
+    def stalls(self, connection: Connection, stalled: bool, /) -> None: ...
 
 
 class Connection:
@@ -90,20 +93,23 @@ class Connection:
         """Whether the input has ended."""
         self._draining = False
         self._news = trio.Event()
-        self._room = trio.Event()
+        self._behind = b""
+        """What has come behind the request that is being answered."""
+        self._receiving = trio.CancelScope()
+        """Ends the reader's wait for more, as what has come already can be parsed."""
 
     def drain(self) -> None:
         """Answer what the client has begun to send, and nothing after it."""
         self._draining = True
         if self._answering:
             self._answering.keep_alive = False
-        elif not self._parser.ready and not self._parser.within and silent(self._sock):
+        elif not (self._parser.ready or self._parser.within or self._behind) and silent(self._sock):
             self._end()
 
     @property
     def unread(self) -> bool:
         """Whether the client has sent what was not read yet, or has disconnected."""
-        return not silent(self._sock)
+        return bool(self._behind) or not silent(self._sock)
 
     def give_way(self) -> None:
         """End at once, for another client."""
@@ -111,6 +117,8 @@ class Connection:
             with suppress(OSError):
                 send_now(self._sock, refused(_GIVES_WAY))
             self._report(refusal_of(self._client, _GIVES_WAY))
+        if self._answering:
+            self._answering.lose()
         self._scope.cancel()
 
     async def run(self) -> None:
@@ -153,30 +161,56 @@ class Connection:
     async def _read_once(self) -> bool:
         """Receive once and parse; True if more may come."""
         parser = self._parser
-        while parser.ahead():
-            self._room = trio.Event()
-            await self._room.wait()
         try:
-            data = await receive(self._sock)
-            if data:
-                parser.feed(data)
-                if parser.expects_continue and not parser.ready and not self._answering:
-                    parser.expects_continue = False
-                    await send_all(self._sock, _CONTINUE)
+            received = await self._receive()
         except OSError:
-            data = b""
-        if not data:
+            received = b""
+        if received == b"":
             parser.ready.clear()
+            self._behind = b""
             if self._answering:
                 self._answering.lose()
             return False
+        data = self._behind + (received or b"")
+        if self._is_busy:
+            self._behind = data
+            return True
+        self._behind = data[parser.feed(data) :]
         if not parser.ready:
             self._observer.holds(self, parser.arriving_bytes)
-            return True
-        if isinstance(parser.ready[0], HttpRequest):
+            return await self._continue()
+        item = parser.ready[0]
+        if isinstance(item, HttpRequest):
             self._observer.is_answered(self)
         self._news.set()
-        return isinstance(parser.ready[-1], HttpRequest)
+        return isinstance(item, HttpRequest)
+
+    async def _receive(self) -> bytes | None:
+        """Return the next bytes, b"" at the end; None if what has come already can be parsed."""
+        most = RECEIVE_BYTES if self._parser.arriving_bytes else self._limits.behind_bytes - len(self._behind)
+        with trio.CancelScope() as self._receiving:
+            if self._behind and not self._is_busy:
+                return None
+            if most <= 0:
+                await trio.sleep_forever()
+            return await receive(self._sock, most)
+        return None
+
+    async def _continue(self) -> bool:
+        """Let the client send its body, if it waits for that; True if the connection has not broken."""
+        parser = self._parser
+        if parser.expects_continue:
+            parser.expects_continue = False
+            try:
+                await send_all(self._sock, _CONTINUE)
+            except OSError:
+                return False
+        return True
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether an answer is due before anything else is parsed."""
+        return self._answering is not None or bool(self._parser.ready)
 
     def _set_deadline(self) -> None:
         """Set the time by which the client must have sent what is due: no byte of it puts that off."""
@@ -197,7 +231,7 @@ class Connection:
                 self._timeout.deadline = self._request_deadline
 
     def _what_is_due(self) -> _Due:
-        if self._answering or self._parser.ready:
+        if self._is_busy:
             return _Due.NOTHING
         if not self._parser.within:
             return _Due.REQUEST
@@ -216,7 +250,6 @@ class Connection:
                 self._news = trio.Event()
                 await self._news.wait()
             item = ready.popleft()
-            self._room.set()
             if isinstance(item, Refusal):
                 await self._refuse(item)
                 return
@@ -226,7 +259,7 @@ class Connection:
     async def _answer_one(self, request: HttpRequest) -> bool:
         """Answer one request; True if the connection may go on."""
         with trio.CancelScope() as scope:
-            responder = Responder(self._sock, request, scope, self._limits.write_s, self._pump)
+            responder = Responder(self._sock, request, scope, self._limits.write_s, self._pump, self._on_stall)
             responder.keep_alive = request.keep_alive and not self._draining
             self._answering = responder
             try:
@@ -245,16 +278,19 @@ class Connection:
         self._answering = None
         self._report_answered(request, responder)
         self._set_deadline()
-        ready = self._parser.ready
-        if not (ready and isinstance(ready[0], HttpRequest)):
-            self._observer.waits(self)
+        self._observer.waits(self)
+        if self._behind:
+            self._receiving.cancel()
         return responder.done and responder.keep_alive and not responder.gone
 
     def _report_answered(self, request: HttpRequest, responder: Responder) -> None:
         begun_ns, details = responder.begun_ns, responder.details
         given_id = (request.header(b"x-request-id") or b"").decode("latin-1")
         asked = (self._client, request.method, request.path)
-        self._report(EndedRequest(*asked, responder.status, begun_ns, now_ns(), given_id, details))
+        self._report(EndedRequest(*asked, responder.status, begun_ns, now_ns(), given_id, details, responder.key_name))
+
+    def _on_stall(self, stalled: bool) -> None:
+        self._observer.stalls(self, stalled)
 
     async def _answer_failure(self, request: HttpRequest, responder: Responder, error: Exception) -> None:
         """Log the failure of a request, and answer with an error if nothing was sent yet: the server goes on."""

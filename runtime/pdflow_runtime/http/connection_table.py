@@ -2,8 +2,9 @@
 operators.
 
 A connection waits while no request of it is whole and none is being answered. Of those that wait, the one that has
-gone longest without a whole request gives way first, though not while its first request may be on its way. A connection
-with an answer under way never does. Connections on which no request has ever been whole are limited by themselves:
+gone longest without a whole request gives way first, though not while its first request may be on its way. If none
+waits, the connection gives way whose client has taken nothing of its answer for longest, if that is a few seconds; no
+other one with an answer under way does. Connections on which no request has ever been whole are limited by themselves:
 clients that send slowly are all among these. Loopback is no address of a client: proxies on the same host connect from
 it.
 """
@@ -12,20 +13,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address, ip_network
+from itertools import islice
 from typing import Final
 
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.connection import Connection
-from pdflow_runtime.http.messages import HttpLimits
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.messages import HttpLimits, HttpRequest
 
 COUNTED_BYTES: Final = 64 << 10
-"""Bodies that are shorter so far are not counted: all connections together hold no more of them than they may."""
+"""Shorter bodies are not counted: all connections together hold no more of them than they may."""
 
 UNREAD_S: Final = 5.0
 """How long a connection is kept of which something was not read yet: more than the event loop is ever late."""
 PAUSE_S: Final = 0.02
+LOOKED_AT: Final = 64
+"""Connections among which one is searched that can give way: of the oldest, some may be sending a long body."""
 
 
 class ConnectionTable:
@@ -42,28 +49,42 @@ class ConnectionTable:
         """Those of which no request has been whole yet, first the oldest."""
         self._of: Final[Counter[str]] = Counter()
         """Connections by address."""
+        self._stalled: Final[dict[Connection, int]] = {}
+        """Since when a client takes nothing of its answer, first the longest."""
         self._arriving: Final[dict[Connection, int]] = {}
         """Bytes of a body that is not whole, first the oldest."""
         self._arriving_bytes = 0
+        self._answered_bytes = 0
+        """Bodies of requests that are being answered."""
 
     def pause_s(self) -> float:
         """Return how long to wait before the next client can be connected, perhaps in place of another one: 0 for no
         time, infinity for until a connection ends or waits."""
         limits = self._limits
         if len(self._new) >= limits.new_connections:
-            return self._pause_s(next(iter(self._new)))
+            return 0.0 if self._can_give_way(self._new) else PAUSE_S
         if len(self.connections) < limits.connections:
             return 0.0
         if self._waiting:
-            return self._pause_s(next(iter(self._waiting)))
-        return 0.0 if len(self.connections) < limits.connections + limits.reserve else math.inf
+            return 0.0 if self._can_give_way(self._waiting) else PAUSE_S
+        if len(self.connections) < limits.connections + limits.reserve:
+            return 0.0
+        return self._until_given_up_s()
 
-    def _pause_s(self, connection: Connection) -> float:
-        """Return how long that connection, which waits, must be kept."""
-        since_s = (now_ns() - self._waiting[connection]) / S
-        if since_s < self._limits.fresh_s or (since_s < UNREAD_S and connection.unread):
-            return PAUSE_S
-        return 0.0
+    def _until_given_up_s(self) -> float:
+        """Return when the longest stalled client may be given up; infinity if none is stalled."""
+        since_ns = next(iter(self._stalled.values()), None)
+        return math.inf if since_ns is None else max(0.0, self._limits.stalled_s - (now_ns() - since_ns) / S)
+
+    def _can_give_way(self, connections: Iterable[Connection]) -> Connection | None:
+        """Return the first of these that wait, in the order of their age, that need not be kept."""
+        for connection in islice(connections, LOOKED_AT):
+            since_s = (now_ns() - self._waiting[connection]) / S
+            if since_s < self._limits.fresh_s:
+                return None
+            if since_s >= UNREAD_S or not connection.unread:
+                return connection
+        return None
 
     @property
     def busy(self) -> bool:
@@ -77,25 +98,43 @@ class ConnectionTable:
             for reserved in self._limits.reserved
         )
 
+    @contextmanager
+    def answering(self, request: HttpRequest) -> Iterator[None]:
+        """Count the request's body while the context is open. OpenAIError if the bodies of all requests that are being
+        answered are too long together."""
+        nbytes = len(request.body)
+        if nbytes < COUNTED_BYTES:
+            nbytes = 0
+        elif self._answered_bytes + nbytes > self._limits.answered_bytes:
+            raise OpenAIError(429, "too many long requests are being answered: try again later")
+        self._answered_bytes += nbytes
+        try:
+            yield
+        finally:
+            self._answered_bytes -= nbytes
+
     def make_room(self, address: str) -> bool:
         """Close the connection that has to give way to a client from that address, if any has to. False if the client
         has too many and all of them are being answered."""
         most = self._limits.connections_per_address
         if most and address and self._of[address] >= most:
-            own = next(iter(self._waiting_of.get(address, ())), None)
-            if own is None or self._pause_s(own):
+            own = self._can_give_way(self._waiting_of.get(address, ()))
+            if own is None:
                 return False
             self._evict(own)
         elif len(self._new) >= self._limits.new_connections:
-            self._evict(next(iter(self._new)))
+            self._evict(self._can_give_way(self._new) or next(iter(self._new)))
         elif len(self.connections) >= self._limits.connections:
             self.evict()
         return True
 
     def evict(self) -> bool:
-        """Close the connection that has gone longest without a whole request; False if none may be closed."""
-        oldest = next(iter(self._waiting), None)
-        if oldest is None or self._pause_s(oldest):
+        """Close the connection that has gone longest without a whole request, or else the one whose client has taken
+        nothing for longest; False if none may be closed."""
+        oldest = self._can_give_way(self._waiting)
+        if not self._waiting and not self._until_given_up_s():
+            oldest = next(iter(self._stalled))
+        if oldest is None:
             return False
         self._evict(oldest)
         return True
@@ -111,6 +150,7 @@ class ConnectionTable:
         if connection not in self.connections:
             return
         self.connections.discard(connection)
+        self._stalled.pop(connection, None)
         self.is_answered(connection)
         self._of[connection.address] -= 1
         if not self._of[connection.address]:
@@ -142,6 +182,13 @@ class ConnectionTable:
         self._arriving_bytes += nbytes - before
         while self._arriving_bytes > self._limits.arriving_bytes:
             self._evict(next(iter(self._arriving)))
+
+    def stalls(self, connection: Connection, stalled: bool) -> None:
+        """Note that the client takes nothing of its answer from now on, or takes more of it."""
+        if not stalled:
+            self._stalled.pop(connection, None)
+        elif connection in self.connections:
+            self._stalled[connection] = now_ns()
 
     def _evict(self, connection: Connection) -> None:
         self.remove(connection)

@@ -27,6 +27,8 @@ class EndedRequest(msgspec.Struct, frozen=True):
     """The client's x-request-id."""
     details: object = None
     """What the handler has left at the responder."""
+    key_name: str = ""
+    """The name of the client's API key, if one was needed."""
 
 
 Observer: TypeAlias = Callable[[EndedRequest], None]

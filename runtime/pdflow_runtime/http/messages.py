@@ -24,8 +24,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     head_bytes: int = 64 << 10
     body_bytes: int = 16 << 20
-    pipelined: int = 16
-    """Whole requests that wait behind the one being answered; no more is read then."""
+    behind_bytes: int = 16 << 10
+    """Bytes that are read behind a request that is being answered, and kept unparsed until then: 64 MiB of all
+    connections."""
     connections: int = 4096
     """Open at once. When one more client connects, the connection that has gone longest without a whole request gives
     way; where every connection is being answered, the client waits in the listener's backlog."""
@@ -43,6 +44,9 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     arriving_bytes: int = 256 << 20
     """Bodies of all requests that are not whole; beyond it the connection that has gone longest without a whole request
     gives way."""
+    answered_bytes: int = 256 << 20
+    """Bodies of all requests that are being answered; beyond it further requests with longer bodies than 64 KiB are
+    refused."""
     handshake_s: float = 10.0
     """From the connection to the end of its TLS handshake."""
     head_s: float = 20.0
@@ -52,7 +56,11 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 75.0
     """Between requests of one connection."""
     write_s: float = 60.0
-    """How long a client may take nothing of what is sent to it."""
+    """How long a client may take nothing of what is sent to it; then its request is cancelled. A byte at a time does
+    not renew it: the system reports progress when a third of its buffer, some 30 kB, is free."""
+    stalled_s: float = 5.0
+    """The same where every connection is being answered and one more client connects. Routers and mobile networks
+    recover from most losses within seconds."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 httptools parses, and gets a request in pieces: its head, then its body, whose end is found here. So a request that asks
 for a protocol upgrade can be parsed again without that (httptools skips its body), chunks are checked before httptools
-sees them, and a body never runs into the next request. A read may yield several requests: they queue in `ready`.
+sees them, and a body never runs into the next request. What follows a whole request is left to the caller: unparsed, it
+takes no more memory than its bytes.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class _Refused(Exception):  # noqa: N818 - it never leaves this file: it stops t
 
 
 class RequestParser:
-    """A parser of the bytes given to `feed`; requests, and at most one Refusal behind them, are taken from `ready`."""
+    """A parser of the bytes given to `feed`; requests, and at most one Refusal after them, are taken from `ready`."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self.ready: deque[HttpRequest | Refusal] = deque()
         self.within = False
         """Whether a request has begun and is not whole."""
         self.expects_continue = False
-        """Whether the client waits for `100 Continue` before it sends the body."""
+        """Whether the client waits for `100 Continue` before it sends the body; not if some of it has come."""
         self._limits = limits
         self._parser = httptools.HttpRequestParser(self)
         self._refusal: Refusal | None = None
@@ -64,13 +65,15 @@ class RequestParser:
         self._headers: list[Header] = []
         self._body = bytearray()
 
-    def feed(self, data: bytes) -> None:
-        at = 0
+    def feed(self, data: bytes) -> int:
+        """Parse up to the end of a request, or of the data; return the number of bytes. After a fault all count."""
+        at, before = 0, len(self.ready)
         try:
-            while at < len(data) and self._refusal is None:
+            while at < len(data) and self._refusal is None and len(self.ready) == before:
                 at += self._feed_head(data, at) if self._in_head else self._feed_body(data, at)
         except (_Refused, httptools.HttpParserError) as error:
             self._refuse(self._refusal or Refusal(400, f"not HTTP: {error}"))
+        return at if self._refusal is None else len(data)
 
     def _feed_head(self, data: bytes, at: int) -> int:
         """Parse up to the end of the head, or of the data; return the number of bytes."""
@@ -131,14 +134,6 @@ class RequestParser:
         collection."""
         del self._parser
 
-    def ahead(self) -> bool:
-        """True if enough waits in `ready`: as many requests as may, or as many bytes as one may have."""
-        ready = self.ready
-        if len(ready) < 2:
-            return False
-        held = sum(len(item.body) for item in ready if isinstance(item, HttpRequest))
-        return len(ready) >= self._limits.pipelined or held >= self._limits.body_bytes
-
     def give_up(self, refusal: Refusal) -> None:
         """Refuse the request whose rest will not come."""
         self._refuse(refusal)
@@ -173,6 +168,7 @@ class RequestParser:
         self._in_head = False
         self._head_fed = 0
         hosts = 0
+        is_old = self._parser.get_http_version() != "1.1"
         for name, value in self._headers:
             if name == b"host":
                 hosts += 1
@@ -181,16 +177,26 @@ class RequestParser:
                 if self._body_left > self._limits.body_bytes:
                     self._stop(body_too_large(self._limits))
             elif name == b"transfer-encoding":
+                self._check_encoding(value, is_old)
                 self._chunks = ChunkFraming(self._limits)
-            elif name == b"expect":
+            elif name == b"expect" and not is_old:
                 if value.lower() != b"100-continue":
                     self._stop(Refusal(417, "only the expectation 100-continue is supported"))
                 self.expects_continue = True
-        if hosts > 1 or (not hosts and self._parser.get_http_version() == "1.1"):
+        if hosts > 1 or (not hosts and not is_old):
             # RFC 9112 3.2.
             self._stop(Refusal(400, f"the request has {hosts or 'no'} Host headers, expected one"))
 
+    def _check_encoding(self, value: bytes, is_old: bool) -> None:
+        """Refuse a body that a proxy between the client and us may have framed otherwise (RFC 9112 6.1): where it sees
+        another end, it takes the rest for a request of another client."""
+        if is_old:
+            self._stop(Refusal(400, "a request of HTTP/1.0 cannot have Transfer-Encoding: use Content-Length"))
+        if value.lower() != b"chunked":
+            self._stop(Refusal(501, "only the Transfer-Encoding chunked is supported"))
+
     def on_body(self, body: bytes) -> None:
+        self.expects_continue = False
         self._body += body
         if len(self._body) > self._limits.body_bytes:
             self._stop(body_too_large(self._limits))

@@ -8,6 +8,7 @@ sends meanwhile goes nowhere. The head of a stream waits for the first bytes of 
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from enum import Enum, auto
 
 import trio
@@ -39,7 +40,13 @@ class Responder:
     caller."""
 
     def __init__(
-        self, sock: socket.socket, request: HttpRequest, scope: trio.CancelScope, write_s: float, pump: Pump
+        self,
+        sock: socket.socket,
+        request: HttpRequest,
+        scope: trio.CancelScope,
+        write_s: float,
+        pump: Pump,
+        on_stall: Callable[[bool], None],
     ) -> None:
         self.gone = False
         """Whether the client hung up, or took nothing for too long."""
@@ -59,6 +66,9 @@ class Responder:
         self._request = request
         self._scope = scope
         self._write_s = write_s
+        self._on_stall = on_stall
+        """Is called when the client takes no more for now, and when it takes more or is gone."""
+        self._writing = trio.CancelScope()
         self._stage = _Stage.WAITING
         self._held = b""
         self._in_a_row = 0
@@ -154,12 +164,20 @@ class Responder:
     async def flush(self) -> None:
         """Send what is held back. What a cancellation leaves of it is still held, ahead of what is sent next."""
         while self._held and not self.gone:
-            with trio.move_on_after(self._write_s) as timeout:
-                await wait_writable(self._sock)
-            if timeout.cancelled_caught:
-                self.lose()
-            else:
+            await self._writable()
+            if not self.gone:
                 self._send_held()
+
+    async def _writable(self) -> None:
+        """Wait until the client takes more. It is gone if it takes nothing for too long."""
+        self._on_stall(True)
+        try:
+            with trio.move_on_after(self._write_s) as self._writing:
+                await wait_writable(self._sock)
+        finally:
+            self._on_stall(False)
+        if self._writing.cancelled_caught:
+            self.lose()
 
     def _send_held(self) -> None:
         try:
@@ -188,6 +206,7 @@ class Responder:
         """Note that the client is gone, and cancel its handler. A handler that has answered in whole may still clean
         up."""
         self.gone = True
+        self._writing.cancel()
         if not self.done:
             self._scope.cancel()
 
@@ -214,9 +233,7 @@ class Responder:
 
     async def _push_slowly(self, rest: memoryview) -> None:
         while rest:
-            with trio.move_on_after(self._write_s) as timeout:
-                await wait_writable(self._sock)
-            if timeout.cancelled_caught:
-                self.lose()
+            await self._writable()
+            if self.gone:
                 return
             rest = rest[send_now(self._sock, rest) :]

@@ -37,6 +37,9 @@ TlsNow: TypeAlias = Callable[[], ssl.SSLContext]
 
 _EXHAUSTED_PAUSE_S = 0.1
 """How long accepting rests where the system has no descriptor left: connections end meanwhile."""
+_ACCEPTED_AT_ONCE = 64
+"""Clients in one turn of the event loop. If it is busy, a turn takes tens of milliseconds, and with one client in each
+the backlog would be full of those that open connections fastest."""
 _TOO_MANY = Refusal(429, "too many connections from this address, and requests on all of them are being answered")
 
 
@@ -93,23 +96,30 @@ class Server:
     async def _accept(self, nursery: trio.Nursery) -> None:
         while True:
             await trio.lowlevel.wait_readable(self._listener)
-            while pause_s := self._table.pause_s():
-                self._room = trio.Event()
-                if pause_s == math.inf:
-                    SATURATION.add(self._limits.connections)
-                with trio.move_on_after(pause_s):
-                    await self._room.wait()
-            try:
-                accepted = self._waiting()
-            except OSError as error:
-                if error.errno not in EXHAUSTED:
-                    raise
-                EXHAUSTION.add("accepting a connection", error)
-                if not self._table.evict():
-                    await trio.sleep(_EXHAUSTED_PAUSE_S)
-                continue
-            if accepted:
+            for _ in range(_ACCEPTED_AT_ONCE):
+                await self._space()
+                try:
+                    accepted = self._waiting()
+                except OSError as error:
+                    if error.errno not in EXHAUSTED:
+                        raise
+                    EXHAUSTION.add("accepting a connection", error)
+                    if not self._table.evict():
+                        await trio.sleep(_EXHAUSTED_PAUSE_S)
+                    break
+                if not accepted:
+                    break
                 self._begin(*accepted, nursery)
+
+    async def _space(self) -> None:
+        """Wait until one more client can be connected, perhaps in place of another one; no checkpoint if it can."""
+        while pause_s := self._table.pause_s():
+            self._room = trio.Event()
+            if pause_s == math.inf:
+                SATURATION.add(self._limits.connections)
+            # A client that takes nothing may be given up meanwhile.
+            with trio.move_on_after(min(pause_s, self._limits.stalled_s)):
+                await self._room.wait()
 
     def _begin_the_last(self, nursery: trio.Nursery) -> None:
         """Take the clients that had connected before the server stopped, and may have sent a request by now."""
@@ -151,7 +161,8 @@ class Server:
         if not self._table.admits(request.path):
             SATURATION.add(self._limits.connections)
             raise OpenAIError(503, f"{self._limits.connections} requests are being answered, which is the most")
-        await self._handler(request, responder)
+        with self._table.answering(request):
+            await self._handler(request, responder)
 
     async def _attend(self, connection: Connection) -> None:
         try:

@@ -58,22 +58,22 @@ def tuned(sock: socket.socket) -> socket.socket:
     return sock
 
 
-def receive_now(sock: socket.socket) -> bytes | None:
+def receive_now(sock: socket.socket, most: int = RECEIVE_BYTES) -> bytes | None:
     """Return the bytes that are there: None for nothing yet, b"" for the end. OSError for a connection that broke."""
     try:
-        return sock.recv(RECEIVE_BYTES)
+        return sock.recv(most)
     except (BlockingIOError, InterruptedError):
         return None
 
 
-async def receive(sock: socket.socket) -> bytes:
+async def receive(sock: socket.socket, most: int = RECEIVE_BYTES) -> bytes:
     """Return the next bytes, b"" at the end; always a checkpoint. OSError for a connection that broke."""
     while True:
         if is_buffered(sock):
             await trio.lowlevel.checkpoint()
         else:
             await wait_readable(sock)
-        data = receive_now(sock)
+        data = receive_now(sock, most)
         if data is not None:
             return data
 

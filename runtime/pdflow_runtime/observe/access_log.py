@@ -55,6 +55,8 @@ class AccessLine(msgspec.Struct, frozen=True, omit_defaults=True):
     total_ms: float
     id: str = ""
     """The client's x-request-id."""
+    key: str = ""
+    """The name of the client's API key."""
     code: str = ""
     """Why it failed, as in `pdflow_router_errors_total`."""
     request: str = ""
@@ -85,6 +87,7 @@ def line_of(ended: EndedRequest, model: str, at_ns: int) -> AccessLine:
         outcome=_outcome(ended.status) if record is None else record.outcome,
         total_ms=_ms(ended.ended_ns - ended.begun_ns),
         id=safe(ended.given_id),
+        key=safe(ended.key_name),
         code=f"http_{ended.status}" if record is None and ended.status >= 400 else "",
     )
     if record is None:

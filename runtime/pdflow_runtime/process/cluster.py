@@ -398,12 +398,12 @@ def operators_file_of(cluster: Cluster, listener: socket.socket) -> Iterator[Non
     if text is None:
         yield
         return
-    port = listener.getsockname()[1]
+    host, port = reached_at(cluster.scenario.serve.host), listener.getsockname()[1]
     with ExitStack() as stack:
         try:
-            path = stack.enter_context(written_for_operators(port, text))
-            at = Coordinates(reached_at(cluster.scenario.serve.host), port)
-            log.info("operators: curl -H @%s %s/admin/state", path, url_of(at, uses_tls(cluster.scenario)))
+            path = stack.enter_context(written_for_operators(host, port, text))
+            at = url_of(Coordinates(host, port), uses_tls(cluster.scenario))
+            log.info("operators: curl -H @%s %s/admin/state", path, at)
         except OSError as error:
             log.warning(
                 "/admin and pdflow top cannot be used: the file with the secret cannot be written (%s): set "

@@ -10,6 +10,8 @@ import ctypes
 from functools import cache
 from typing import Final
 
+import trio
+
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 M_ARENA_MAX: Final = -8
@@ -17,6 +19,8 @@ M_ARENA_MAX: Final = -8
 MAPPED_BYTES: Final = 256 << 10
 TRIMMED_BYTES: Final = 1 << 20
 ARENAS: Final = 2
+TRIM_EVERY_S: Final = 10.0
+"""A trim takes a few milliseconds."""
 
 
 def limit_heap() -> None:
@@ -33,6 +37,14 @@ def return_freed_memory() -> None:
     library = _library()
     if library is not None:
         library.malloc_trim(0)
+
+
+async def keep_returning() -> None:
+    """Return freed memory every few seconds: free pieces lie between those of connections that are still open, and are
+    returned only by a trim. Runs until it is cancelled."""
+    while True:
+        await trio.sleep(TRIM_EVERY_S)
+        return_freed_memory()
 
 
 @cache

@@ -59,7 +59,6 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     """Serve as that engine or node, until drained or cancelled."""
     host = scenario.serve.engine_host
     secret, tls = secret_beyond_loopback(scenario, "engine_host"), tls_of(scenario)
-    gate = Gate(secret, name)
     routers = other_routers(scenario) if child else routers_at(scenario)
     if not child and (caution := caution_of(scenario.serve.transport)) is not None:
         log.warning("%s", caution)
@@ -67,6 +66,7 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     builder = LiveBuilder(scenario, transport_at(scenario))
     node, make_api = opened(builder, name)
     node.secured_by(secret, tls)
+    gate = Gate(secret, name, incarnation=node.config.incarnation)
     ports = [listener.getsockname()[1] for listener in listeners]
     http, ranks = (Coordinates(host, port) for port in ports)
     address = EngineAddress(name, http, ranks, node.config.incarnation, wall_ns())

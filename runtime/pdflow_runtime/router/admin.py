@@ -214,7 +214,8 @@ class Admin:
 
     async def ask(self, address: EngineAddress, method: str, path: str, limit_bytes: int = 16 << 20) -> bytes:
         """Return the engine's answer. UpstreamError, also for an answer that is an error."""
-        http, headers = address.http, self.node.signer.sign(address.engine, method, path, b"")
+        http = address.http
+        headers = self.node.signer.sign(address.engine, method, path, b"", incarnation=address.incarnation)
         async with self.node.client.request(method, http.host, http.port, path, headers) as response:
             answer = await response.read(limit_bytes)
         if response.status != 200:

@@ -333,7 +333,8 @@ class Leg:
 
     def _asked(self, path: str, body: bytes) -> Exchange:
         at = self.address.http
-        signed = self.signer.sign(self.address.engine, "POST", path, body, self.headers)
+        incarnation = self.address.incarnation
+        signed = self.signer.sign(self.address.engine, "POST", path, body, self.headers, incarnation)
         return self.client.request("POST", at.host, at.port, path, (*self.headers, *signed), body)
 
     def _refused(self, status: int, answer: bytes) -> Code:

@@ -3,6 +3,8 @@ long its stages took, as the engines measure them (`pdflow_request_stage_seconds
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from pdflow.protocol.values import Instant
@@ -27,3 +29,21 @@ class CallRecord(msgspec.Struct):
     stages_ms: dict[str, float] = {}
     """Those of a later attempt replace those of an earlier one."""
     answer: EndedAnswer = EndedAnswer(0, "")
+
+
+def of_several(records: Sequence[CallRecord]) -> CallRecord:
+    """Return the record of a request for several answers: the sums, and the engines and stages of the first one. It
+    ended as the first one that did not complete."""
+    first = records[0]
+    worst = next((record for record in records if record.outcome != "completed"), first)
+    tokens = sum(record.answer.tokens for record in records)
+    return msgspec.structs.replace(
+        first,
+        prompt_tokens=sum(record.prompt_tokens for record in records),
+        outcome=worst.outcome,
+        code=worst.code,
+        attempts=sum(record.attempts for record in records),
+        resumed=any(record.resumed for record in records),
+        first_ns=min((record.first_ns for record in records if record.first_ns), default=0),
+        answer=first.answer._replace(tokens=tokens),
+    )

@@ -1,47 +1,50 @@
-"""Requests for several answers: a request of its own is sent for each answer, and the answers are merged.
+"""Requests for several answers: each answer is a request of its own, and the answers are merged.
 
-A request for n answers to m prompts is m x n requests for one, sent to this router: each is routed, tried again and
-taken back like any other, and P computes a prompt once where it remembers prefixes. Drawn answers of one prompt differ:
-the seed of the i-th is the request's and i.
+A request for n answers to m prompts is m x n requests for one: each is routed, tried again and taken back like any
+other, and P computes a prompt once where it remembers prefixes. Drawn answers of one prompt differ: the seed of the
+i-th is the request's and i. These requests need no connections to the router. They wait for slots that only they use,
+so they never wait for a request that waits for them.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Awaitable, Callable
 from collections.abc import Sequence as Seq
-from contextlib import aclosing
-from typing import Any, Final
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import trio
 
-from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
-from pdflow_runtime.http.messages import EVENT_STREAM, JSON, Headers
+from pdflow_runtime.http.inner import answered_inside
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON
 from pdflow_runtime.http.openai.answers import DONE, error_event
-from pdflow_runtime.http.openai.fields import Fields, rewritten
+from pdflow_runtime.http.openai.fields import Fields
 from pdflow_runtime.http.openai.parameters import TRUNCATION
 from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.http.response import Response
 from pdflow_runtime.process.processes import leaves
 
 REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_transfer_params", "pdflow", *TRUNCATION)
 MOST: Final = 256
 """Answers to one request."""
 
+Serve: TypeAlias = Callable[[Fields, list[int], Responder], Awaitable[None]]
+"""Serves a request for one answer to a prompt."""
+
 _event: Final = msgspec.json.Decoder(dict[str, Any])
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class Several:
-    """Answers one request for several answers. Args: `here` is the router's own address; `headers` go along with each
-    request."""
+    """Answers one request for several answers. Args: `serve` serves a request for one of them, at most `slots` at
+    once."""
 
-    def __init__(self, client: HttpClient, here: Coordinates, path: str, headers: Headers, responder: Responder):
-        self.client: Final = client
-        self.here: Final = here
-        self.path: Final = path
-        self.headers: Final = headers
+    def __init__(self, serve: Serve, slots: trio.CapacityLimiter, responder: Responder) -> None:
+        self.serve: Final = serve
+        self.slots: Final = slots
         self.responder: Final = responder
         self.first: dict[str, Any] | None = None
         """The first event or answer: all others get its id and its time."""
@@ -57,12 +60,13 @@ class Several:
         if asked.continuous_usage:
             problem = "stream_options.continuous_usage_stats: is for one choice to one prompt"
             raise OpenAIError(400, problem, param="stream_options")
-        bodies = [self._body(fields, prompt, asked, number) for prompt in prompts for number in range(asked.n)]
+        kept = {name: value for name, value in fields.items() if name not in REPLACED}
+        singles = [(_seeded(kept, asked, number), prompt) for prompt in prompts for number in range(asked.n)]
         try:
             if asked.stream:
-                await self._stream(bodies, asked)
+                await self._stream(singles, asked)
             else:
-                await self._whole(bodies)
+                await self._whole(singles)
         except* (OpenAIError, UpstreamError) as errors:
             error = next(leaves(errors))
             failure = error if isinstance(error, OpenAIError) else OpenAIError(502, str(error))
@@ -73,36 +77,30 @@ class Several:
         await self.responder.send(error_event(failure) + DONE)
         await self.responder.end()
 
-    def _body(self, fields: Fields, prompt: list[int], asked: AnswerOptions, number: int) -> bytes:
-        new_fields: dict[str, Any] = {"prompt_token_ids": prompt}
-        if asked.seed is not None:
-            new_fields["seed"] = (asked.seed + number) % 2**63
-        return rewritten(fields, drop=REPLACED, put=new_fields)
-
-    async def _whole(self, bodies: Seq[bytes]) -> None:
+    async def _whole(self, singles: Seq[tuple[Fields, list[int]]]) -> None:
         answers: dict[int, dict[str, Any]] = {}
 
-        async def ask(index: int, body: bytes) -> None:
-            async with self._request(body) as response:
+        async def ask(index: int, fields: Fields, prompt: list[int]) -> None:
+            async with self._answered(fields, prompt) as response:
                 answer = await response.read()
                 if response.status != 200:
                     raise refused(response.status, answer)
             answers[index] = _event.decode(answer)
 
         async with trio.open_nursery() as nursery:
-            for index, body in enumerate(bodies):
-                nursery.start_soon(ask, index, body)
+            for index, single in enumerate(singles):
+                nursery.start_soon(ask, index, *single)
         merged = answers[0]
         choices = []
-        for index in range(len(bodies)):
+        for index in range(len(singles)):
             (choice,) = answers[index]["choices"]
             choices.append({**choice, "index": index})
             self._count(answers[index].get("usage"))
         await self.responder.reply(200, (JSON,), _encode({**merged, "choices": choices, "usage": self.usage}))
 
-    async def _stream(self, bodies: Seq[bytes], asked: AnswerOptions) -> None:
-        async def ask(index: int, body: bytes) -> None:
-            async with self._request(body) as response:
+    async def _stream(self, singles: Seq[tuple[Fields, list[int]]], asked: AnswerOptions) -> None:
+        async def ask(index: int, fields: Fields, prompt: list[int]) -> None:
+            async with self._answered(fields, prompt) as response:
                 if response.status != 200:
                     raise refused(response.status, await response.read())
                 rest = b""
@@ -113,8 +111,8 @@ class Several:
                             await self._pass_on(index, event)
 
         async with trio.open_nursery() as nursery:
-            for index, body in enumerate(bodies):
-                nursery.start_soon(ask, index, body)
+            for index, single in enumerate(singles):
+                nursery.start_soon(ask, index, *single)
         if asked.include_usage and self.first is not None:
             await self.responder.send(b"data: %b\n\n" % _encode({**self.first, "choices": [], "usage": self.usage}))
         await self.responder.send(DONE)
@@ -138,14 +136,27 @@ class Several:
                 await self.responder.begin(200, (EVENT_STREAM,))
             await self.responder.send(b"data: %b\n\n" % _encode({**chunk, **self.first}))
 
-    def _request(self, body: bytes) -> Any:
-        here = self.here
-        return self.client.request("POST", here.host, here.port, self.path, (JSON, *self.headers), body)
+    @asynccontextmanager
+    async def _answered(self, fields: Fields, prompt: list[int]) -> AsyncIterator[Response]:
+        """Yield the response to one of the requests."""
+
+        async def answer(responder: Responder) -> None:
+            await self.serve(fields, prompt, responder)
+
+        async with self.slots, answered_inside(self.responder.pump, answer) as response:
+            yield response
 
     def _count(self, usage: dict[str, Any] | None) -> None:
         for key, tokens in (usage or {}).items():
             if isinstance(tokens, int):
                 self.usage[key] = self.usage.get(key, 0) + tokens
+
+
+def _seeded(fields: Fields, asked: AnswerOptions, number: int) -> Fields:
+    """Return the fields of the request for that answer. Their values are shared by all of them."""
+    if asked.seed is None:
+        return fields
+    return {**fields, "seed": msgspec.Raw(b"%d" % ((asked.seed + number) % 2**63))}
 
 
 def refused(status: int, answer: bytes) -> OpenAIError:

@@ -26,9 +26,11 @@ from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest
+from pdflow_runtime.http.messages import JSON, Headers, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
+from pdflow_runtime.http.openai.fields import Fields
+from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import TlsNow, serve_http
 from pdflow_runtime.http.sockets import listen
@@ -38,22 +40,22 @@ from pdflow_runtime.observe.access_log import AccessLog
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import (
-    LOOPBACK,
     AllReported,
     DrainOrder,
     Order,
     StartOrder,
     is_loopback,
-    reached_at,
     read_news,
     url_of,
 )
 from pdflow_runtime.process.component import arguments, record_of, run_component
-from pdflow_runtime.process.malloc import limit_heap
+from pdflow_runtime.process.malloc import keep_returning, limit_heap
 from pdflow_runtime.process.processes import drain_on_signal, read_stdin
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
+from pdflow_runtime.router.body_reader import BodyReader
 from pdflow_runtime.router.call import Call
+from pdflow_runtime.router.call_record import CallRecord, of_several
 from pdflow_runtime.router.choices import Several
 from pdflow_runtime.router.cluster_metrics import ClusterMetrics
 from pdflow_runtime.router.model_api import ModelApi
@@ -66,7 +68,7 @@ from pdflow_runtime.security.client_tls import client_tls_of
 from pdflow_runtime.security.host_header import HostCheck
 from pdflow_runtime.security.reloaded import Reloaded
 from pdflow_runtime.security.secret import local_secret, secret_beyond_loopback, secret_of
-from pdflow_runtime.security.signed import AUTHORIZATION, Gate, Signer
+from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.transports.named import transport_named
 
@@ -76,6 +78,10 @@ LATER_S: Final = 5.0
 """Time after a request's deadline for an engine, which keeps the deadline itself, to answer."""
 FILES_PER_CONNECTION: Final = 3
 """A client's socket, and those of its two legs."""
+FILES_PER_CHOICE: Final = 4
+"""A pair of sockets, and those of the two legs."""
+CHOICES: Final = 1024
+"""Answers at once to requests for several, where descriptors are plenty."""
 RESERVE: Final = 64
 """Further clients, which ask for health or are operators. Where descriptors are scarce there are none, and every client
 waits."""
@@ -96,7 +102,8 @@ class Front:
         self.node: Final = node
         self.prompts: Final = prompts
         self.pool: Final = TokenizerPool()
-        self.model_api: Final = ModelApi(prompts, self.pool)
+        self.bodies: Final = BodyReader(prompts)
+        self.model_api: Final = ModelApi(prompts, self.pool, self.bodies)
         self.admin: Final = admin
         self.cluster_metrics: Final = ClusterMetrics(admin)
         self.gate: Final = gate
@@ -108,9 +115,8 @@ class Front:
         self.access_log: AccessLog | None = None
         self.keys: Reloaded[ApiKeys] | None = None
         """The API keys of clients; None: clients need none."""
-        self.here: Coordinates
-        """The address at which this process sends requests to itself: where clients connect, or on loopback where these
-        use TLS."""
+        self.choice_slots: Final = trio.CapacityLimiter(CHOICES)
+        """Of single answers to requests for several."""
 
     async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         try:
@@ -121,12 +127,6 @@ class Front:
                 headers = (JSON, CHALLENGE)
             await responder.reply(error.status, headers, error.body())
 
-    async def from_here(self, request: HttpRequest, responder: Responder) -> None:
-        """Answer a request that this process sends to itself, as if a client had sent it; on loopback, other processes
-        of this host can send some, too, and need an API key as clients do."""
-        self.hosts.check(request)
-        await self(request, responder)
-
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         if self.checks_every_host or request.path.startswith("/admin/"):
             self.hosts.check(request)
@@ -136,11 +136,11 @@ class Front:
         method = "GET" if request.method == "HEAD" else request.method
         match method, request.path:
             case "POST", "/v1/completions":
-                asked = read_completion(request.body)
+                asked = await self.bodies.read(request.body, read_completion)
                 prompts = await self.pool.run(len(request.body), lambda: self.prompts.of_prompts(asked.prompts))
                 await self._complete(request, asked, prompts, responder)
             case "POST", "/v1/chat/completions":
-                chat = read_chat(request.body)
+                chat = await self.bodies.read(request.body, read_chat)
                 prompts = await self.pool.run(len(request.body), lambda: [self.prompts.of_chat(chat)])
                 await self._complete(request, chat, prompts, responder)
             case "GET", "/metrics":
@@ -178,31 +178,60 @@ class Front:
         prompts = [self.prompts.truncated(tokens, asked.asked) for tokens in prompts]
         for tokens in prompts:
             self.prompts.check_length(len(tokens), asked.asked.max_tokens or 1)
-        forwarded = tuple(header for header in request.headers if header[0] in FORWARDED)
         if len(prompts) * asked.asked.n > 1:
-            key = tuple(header for header in request.headers if header[0] == AUTHORIZATION)
-            several = Several(self.node.client, self.here, request.path, (*forwarded, *key), responder)
-            await several.answer(asked.fields, prompts, asked.asked)
+            await self._answer_several(request, asked, prompts, responder)
             return
         named = request.header(b"x-request-id")
         answered = () if named is None else ((b"x-request-id", named),)
-        session = session_of(request, asked.fields)
-        call = Call(
+        call = self._call(request, asked.asked, asked.fields, prompts[0], responder, answered)
+        responder.details = call.record
+        await self.node.serve(call)
+
+    async def _answer_several(
+        self,
+        request: HttpRequest,
+        asked: CompletionRequest | ChatRequest,
+        prompts: list[list[int]],
+        responder: Responder,
+    ) -> None:
+        """Answer a request for several answers."""
+        records: list[CallRecord] = []
+
+        async def serve(fields: Fields, prompt: list[int], to: Responder) -> None:
+            call = self._call(request, asked.asked, fields, prompt, to)
+            records.append(call.record)
+            await self.node.serve(call)
+
+        try:
+            await Several(serve, self.choice_slots, responder).answer(asked.fields, prompts, asked.asked)
+        finally:
+            if records:
+                responder.details = of_several(records)
+
+    def _call(
+        self,
+        request: HttpRequest,
+        asked: AnswerOptions,
+        fields: Fields,
+        prompt: list[int],
+        responder: Responder,
+        answered: Headers = (),
+    ) -> Call:
+        """Return the call for one answer."""
+        return Call(
             request.path,
-            asked.fields,
-            prompts[0],
-            headers=forwarded,
+            fields,
+            prompt,
+            headers=tuple(header for header in request.headers if header[0] in FORWARDED),
             answered=answered,
             responder=responder,
-            session=session,
-            one_token=asked.asked.max_tokens == 1,
-            prompt_alone=asked.asked.max_tokens == 0 or asked.asked.scores_prompt,
+            session=session_of(request, fields),
+            one_token=asked.max_tokens == 1,
+            prompt_alone=asked.max_tokens == 0 or asked.scores_prompt,
             resumes=self.node.router.resumes and self.node.router.max_attempts > 1,
             begun_ns=responder.begun_ns,
             intervals=self.node.meter.intervals,
         )
-        responder.details = call.record
-        await self.node.serve(call)
 
     def ended(self, request: EndedRequest) -> None:
         """Record a request that has been answered or refused (`http/ended.py`)."""
@@ -319,6 +348,7 @@ async def serve(
         nursery.start_soon(app.admin.run)
         if app.access_log is not None:
             nursery.start_soon(app.access_log.run)
+        nursery.start_soon(keep_returning)
         if child:
             known, removed = trio.Event(), list[str]()
 
@@ -338,11 +368,8 @@ async def serve(
             await known.wait()
         async with trio.open_nursery() as serving:
             limits = limits_of(scenario, app.prompts)
+            app.choice_slots.total_tokens = max(1, min(CHOICES, limits.connections // FILES_PER_CHOICE))
             server = await serving.start(partial(serve_http, listener, app, limits, ended=app.ended, tls=tls))
-            app.here = Coordinates(reached_at(serve_config.host), server.port)
-            if tls is not None:
-                inner = await nursery.start(serve_http, listen(LOOPBACK, 0), app.from_here, limits)
-                app.here = Coordinates(LOOPBACK, inner.port)
             nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
             sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port), tls is not None)}\n")
             sys.stdout.flush()

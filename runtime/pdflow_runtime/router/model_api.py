@@ -17,6 +17,7 @@ from pdflow_runtime.http.openai.tokenize import (
     tokenized_body,
 )
 from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.router.body_reader import BodyReader
 from pdflow_runtime.router.prompts import Prompts
 from pdflow_runtime.router.tokenizer_pool import TokenizerPool
 
@@ -26,9 +27,10 @@ MODEL: Final = "/v1/models/"
 class ModelApi:
     """Answers requests about the model; they reach no engine."""
 
-    def __init__(self, prompts: Prompts, pool: TokenizerPool) -> None:
+    def __init__(self, prompts: Prompts, pool: TokenizerPool, bodies: BodyReader) -> None:
         self.prompts: Final = prompts
         self.pool: Final = pool
+        self.bodies: Final = bodies
         self.started_s: Final = wall_s()
 
     async def answers(self, method: str, request: HttpRequest, responder: Responder) -> bool:
@@ -44,7 +46,7 @@ class ModelApi:
             case "POST", "/tokenize":
                 body = await self.tokenize(request.body)
             case "POST", "/detokenize":
-                asked = read_detokenize(request.body)
+                asked = await self.bodies.read(request.body, read_detokenize)
                 self.prompts.check_model(asked.model)
                 text = await self.pool.run(len(request.body), lambda: self.prompts.text(asked.tokens))
                 body = detokenized_body(text)
@@ -54,7 +56,7 @@ class ModelApi:
         return True
 
     async def tokenize(self, body: bytes) -> bytes:
-        asked = read_tokenize(body)
+        asked = await self.bodies.read(body, read_tokenize)
         self.prompts.check_model(asked.model)
 
         def work() -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.openai.body_values import OTHER_VALUES, check_values
 from pdflow_runtime.http.openai.chat import ChatRequest
 from pdflow_runtime.http.openai.completion import CompletionRequest
 from pdflow_runtime.http.openai.models import (
@@ -44,8 +45,7 @@ ID_BYTES: Final = 10
 LEAST_BODY_BYTES: Final = 4 << 20
 """A request may have a prompt for each of a thousand questions, and options."""
 MOST_BODY_BYTES: Final = 16 << 20
-"""Where the model's context allows more: bodies are parsed on the event loop. 16 MiB of text take some 30 ms, of
-millions of small values seconds."""
+"""Where the model's context allows more: bodies are parsed on the event loop, where 16 MiB of text take some 30 ms."""
 
 
 class Prompts:
@@ -99,6 +99,11 @@ class Prompts:
             return MOST_BODY_BYTES
         needed = self.context_tokens * max(ESCAPED * longest, ID_BYTES)
         return min(max(needed, LEAST_BODY_BYTES), MOST_BODY_BYTES)
+
+    def check_body(self, body: bytes) -> None:
+        """Raise OpenAIError, before the body is parsed, for one with more values than any request needs: the ids of the
+        most tokens that its prompts may have together, and of the whole vocabulary."""
+        check_values(body, max(TOKENS_AT_ONCE, self.context_tokens) + self.vocab_size + OTHER_VALUES)
 
     def of_prompts(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
         """Return the tokens of each prompt. OpenAIError if one is too long, or all of them together are."""

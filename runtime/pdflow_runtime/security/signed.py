@@ -11,10 +11,10 @@ remembered nothing. Hosts' clocks must agree within `WINDOW_S`.
 Where a supervisor has made the secret for the processes of its own host (`local_secret.py`), nobody else can read what
 they send each other, and a signature of each request would only cost the router time:
 
-    authorization: PDFLOW-LOCAL <mac over the receiver's name>
+    authorization: PDFLOW-LOCAL <mac over the receiver's name and incarnation>
 
-So a process that takes the port of an engine that has ended gets no secret, only what the next engine of this name
-accepts.
+So a process that takes the port of an engine that has ended gets no secret, and nothing that the next incarnation
+accepts. Requests whose sender does not know the receiver's incarnation are signed.
 
 Answers are not signed, and nothing is encrypted. `authorization: Bearer SECRET` is accepted as well, for operators:
 that sends the secret itself.
@@ -62,17 +62,22 @@ class Signer:
     def __init__(self, secret: Secret | None, clock: Clock = wall_s) -> None:
         self._secret: Final = secret
         self._clock: Final = clock
-        self._local: Final[dict[str, Headers]] = {}
-        """The header for each receiver, where the secret is local."""
+        self._local: Final[dict[str, tuple[int, Headers]]] = {}
+        """The incarnation of each receiver and the header for it, where the secret is local."""
 
-    def sign(self, to: str, method: str, path: str, body: bytes, headers: Headers = ()) -> Headers:
-        """Return the headers that sign a request to the component of that name, beside these headers."""
+    def sign(
+        self, to: str, method: str, path: str, body: bytes, headers: Headers = (), incarnation: int | None = None
+    ) -> Headers:
+        """Return the headers that sign a request to the component of that name, beside these headers. `incarnation` is
+        that of the component, if it is known."""
         if self._secret is None:
             return ()
-        if self._secret.local:
-            if to not in self._local:
-                self._local[to] = ((AUTHORIZATION, local_token(self._secret, to.encode())),)
-            return self._local[to]
+        if self._secret.local and incarnation is not None:
+            known = self._local.get(to)
+            if known is None or known[0] != incarnation:
+                token = local_token(self._secret, to.encode(), incarnation)
+                known = self._local[to] = incarnation, ((AUTHORIZATION, token),)
+            return known[1]
         signed_s, nonce = b"%d" % self._clock(), secrets.token_hex(NONCE_BYTES).encode()
         mac_input = (to.encode(), method.encode(), path.encode(), signed_s, nonce, body, *_deciding(headers))
         mac = self._secret.mac(_FOR, *mac_input)
@@ -88,22 +93,34 @@ def operators_signer(host: str = "", port: int = 0) -> Signer:
     text = os.environ.get(VARIABLE)
     if text is not None:
         return Signer(Secret(os.fsencode(text).strip()))
-    return Signer(operators_secret(port) if is_loopback(host) else None)
+    return Signer(operators_secret(host, port) if is_loopback(host) else None)
 
 
-def local_token(secret: Secret, to: bytes) -> bytes:
-    """Return the value of the header that a local secret's holder sends to the component of that name."""
-    return _LOCAL + secret.mac(_TO, to).hex().encode()
+def local_token(secret: Secret, to: bytes, incarnation: int) -> bytes:
+    """Return the value of the header that a local secret's holder sends to that incarnation of the component."""
+    return _LOCAL + secret.mac(_TO, to, b"%d" % incarnation).hex().encode()
 
 
 class Gate:
     """The authentication of requests to the component of that name. Without a secret all are accepted, but those of
     pages in a browser: on loopback none but these could come in unasked. Args: `hosts` checks the Host header of each
-    request."""
+    request; `incarnation` is that of the component, if its senders know it."""
 
-    def __init__(self, secret: Secret | None, me: str, clock: Clock = wall_s, hosts: HostCheck | None = None) -> None:
+    def __init__(
+        self,
+        secret: Secret | None,
+        me: str,
+        clock: Clock = wall_s,
+        hosts: HostCheck | None = None,
+        incarnation: int | None = None,
+    ) -> None:
         self._secret: Final = secret
-        self._token: Final = local_token(secret, me.encode()) if secret is not None and secret.local else None
+        self._is_local: Final = secret is not None and secret.local
+        self._token: Final = (
+            local_token(secret, me.encode(), incarnation)
+            if secret is not None and secret.local and incarnation is not None
+            else None
+        )
         self._hosts: Final = hosts or HostCheck()
         self._me: Final = me.encode()
         self._clock: Final = clock
@@ -124,10 +141,10 @@ class Gate:
     def check_reader(self, request: HttpRequest) -> None:
         """Raise OpenAIError for a request to read figures that are no secret on the host: a local secret is not
         asked for, as Prometheus does not have it."""
-        if self._token is None:
-            self.check(request)
-        else:
+        if self._is_local:
             self._refuse_pages(request)
+        else:
+            self.check(request)
 
     def _refuse_pages(self, request: HttpRequest) -> None:
         self._hosts.check(request)
@@ -145,11 +162,7 @@ class Gate:
         if scheme != _SCHEME or len(tokens) != 3:
             return (
                 "authentication required: send the header `authorization: Bearer SECRET`, with the cluster's secret"
-                + (
-                    ""
-                    if self._token is None
-                    else " (the cluster's log names the file with this header, for curl -H @FILE)"
-                )
+                + (" (the cluster's log names the file with this header, for curl -H @FILE)" if self._is_local else "")
             )
         signed, nonce, mac = tokens
         if not (signed.isdigit() and len(signed) <= 12 and len(nonce) == 2 * NONCE_BYTES and len(mac) == 2 * MAC_BYTES):

@@ -65,9 +65,32 @@ def test_a_bias_is_added_and_only_allowed_tokens_come() -> None:
     assert next_token([], 0, allowed=(4,), logit_bias=((4, -100.0),)) == 4
 
 
+def test_rules_that_do_not_change_are_made_tensors_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of a whole vocabulary would take milliseconds for each token."""
+    rules = Constraints(allowed=(4, 2, 3), logit_bias=((4, 4.0),), bad_words=((4, 4),))
+    made: list[int] = []
+    tensor = torch.tensor
+
+    def counted(values: Any, **how: Any) -> Any:
+        made.append(len(values))
+        return tensor(values, **how)
+
+    logits = torch.tensor([LOGITS])
+    monkeypatch.setattr(torch, "tensor", counted)
+    answer: list[int] = []
+    for index in range(4):
+        request = TokenRequest(Sampling(constraints=rules), index, History(answer, 0, frozenset()))
+        answer.append(sample(logits, [request])[0].token)
+    assert answer == [4, 2, 4, 2]
+    assert made == [1, 1, 1, 1], "biased tokens and biases, then twice what may not follow 4"
+    assert not rules.allows(0)
+    assert not rules.allows(5)
+
+
 def test_no_ending_comes_before_the_answer_is_long_enough() -> None:
     for length, expected in ((0, 2), (1, 2), (2, 0)):
         assert next_token([7] * 3 + [3] * length, 3, endings=(0, 1), min_tokens=2) == expected
+    assert next_token([], 0, endings=(0, 2**31 - 1), min_tokens=2) == 1, "a stop token that the model has not"
 
 
 def test_the_last_token_of_a_bad_word_may_not_follow_the_others() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from pdflow_runtime.http import descriptors
 from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.connection import Connection
 from pdflow_runtime.http.connection_table import counted_address
 from pdflow_runtime.http.descriptors import ExhaustionLog
 from pdflow_runtime.http.errors import UpstreamError
@@ -104,6 +105,33 @@ async def test_a_burst_of_clients_is_served_in_turn() -> None:
 
 
 @pytest.mark.trio
+async def test_a_client_that_is_sending_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest connection has more to be read: a silent one gives way, and at once."""
+    async with serving(echo, HttpLimits(fresh_s=0, new_connections=2)) as server, AsyncExitStack() as streams:
+        sending = await connected(server, streams, b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nx")
+        (uploaded,) = server.connections
+        monkeypatch.setattr(Connection, "unread", property(lambda self: self is uploaded))
+        silent = await connected(server, streams, b"GET /silent HT")
+        with trio.fail_after(2):
+            assert (await response_to(server.port, GET % b"/")).endswith(b"GET /  ")
+        assert (await ended(silent)).startswith(b"HTTP/1.1 503 ")
+        await sending.send_all(b"y")
+        await until(sending, b"POST /p  xy")
+
+
+@pytest.mark.trio
+async def test_clients_of_the_backlog_are_accepted_in_one_turn_of_the_event_loop() -> None:
+    """Else, where each turn takes long, the backlog is full of clients that open connections fastest."""
+    async with serving(echo) as server:
+        with ExitStack() as clients:
+            for _ in range(50):
+                clients.enter_context(socket.create_connection((LOCAL, server.port)))
+            for _ in range(4):
+                await trio.lowlevel.checkpoint()
+            assert len(server.connections) == 50
+
+
+@pytest.mark.trio
 async def test_an_unfinished_request_gives_way_with_a_503() -> None:
     async with serving(echo, HttpLimits(fresh_s=0, connections=1)) as server, AsyncExitStack() as streams:
         slow = await connected(server, streams, b"GET /slow HT")
@@ -141,6 +169,59 @@ async def test_where_all_are_answered_clients_wait() -> None:
         assert len(server.connections) == 1
         await busy.aclose()
         await until(waiting, b"begun\r\n")
+
+
+class Flood:
+    """Answers operators at once, and others with more than a client's buffers take."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    async def __call__(self, request: HttpRequest, responder: Responder) -> None:
+        if request.path == "/health":
+            await responder.reply(200, (), b"yes")
+            return
+        await responder.begin(200)
+        try:
+            while True:
+                await responder.send(b"f" * 1_000_000)
+        except trio.Cancelled:
+            self.cancelled.append(request.path)
+            raise
+
+
+@pytest.mark.trio
+async def test_a_client_that_takes_nothing_gives_way_after_a_while(autojump_clock: MockClock) -> None:
+    flood = Flood()
+    limits = HttpLimits(fresh_s=0, connections=2, reserve=0, stalled_s=5, write_s=1000)
+    async with serving(flood, limits) as server, AsyncExitStack() as streams:
+        first = await connected(server, streams, GET % b"/1")
+        await trio.sleep(3)
+        await connected(server, streams, GET % b"/2")
+        await trio.sleep(100)
+        assert flood.cancelled == [], "nobody needs its place"
+        for _ in range(200):  # more than the buffers of both sides
+            await first.receive_some()
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        assert (await response_to(server.port, GET % b"/health")).endswith(b"yes")
+        assert flood.cancelled == ["/2"], "the first one has taken something since"
+        await connected(server, streams, GET % b"/3")
+        assert (await response_to(server.port, GET % b"/health")).endswith(b"yes")
+        assert flood.cancelled == ["/2", "/1"]
+        assert trio.current_time() - began < 10
+
+
+@pytest.mark.trio
+async def test_clients_that_take_nothing_give_way_on_the_reserve(autojump_clock: MockClock) -> None:
+    flood = Flood()
+    limits = HttpLimits(fresh_s=0, connections=1, reserve=2, stalled_s=5, reserved=("/health", "/metrics"))
+    async with serving(flood, limits) as server, AsyncExitStack() as streams:
+        for path in (b"/busy", b"/metrics", b"/metrics"):
+            await connected(server, streams, GET % path)
+        assert len(server.connections) == 3
+        assert (await response_to(server.port, GET % b"/health")).endswith(b"yes")
+        assert flood.cancelled == ["/busy"]
 
 
 @pytest.mark.trio

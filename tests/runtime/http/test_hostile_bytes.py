@@ -38,7 +38,9 @@ def corrupted(*good: bytes) -> st.SearchStrategy[bytes]:
 def parsed(pieces: list[bytes]) -> list[HttpRequest | Refusal]:
     parser = RequestParser(LIMITS)
     for piece in pieces:
-        parser.feed(piece)
+        rest = piece
+        while rest:
+            rest = rest[parser.feed(rest) :]
     return list(parser.ready)
 
 
@@ -57,7 +59,7 @@ def test_any_bytes_are_requests_and_at_most_a_refusal(data: bytes, boundaries: l
             assert len(item.body) <= LIMITS.body_bytes
             assert item.path.isprintable() or "%" in data.decode("latin-1")
         else:
-            assert 400 <= item.status < 500
+            assert 400 <= item.status <= 501
     whole = parsed([data])
     assert [item for item in items if isinstance(item, HttpRequest)] == [
         item for item in whole if isinstance(item, HttpRequest)

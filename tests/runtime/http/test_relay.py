@@ -102,13 +102,13 @@ async def test_a_passed_on_answer_is_done_with_its_last_byte() -> None:
     with client, here:
         here.setblocking(False)
         asked = HttpRequest("GET", "/", "", (), b"", True, True)
-        responder = Responder(here, asked, trio.CancelScope(), 60, Pump())
+        responder = Responder(here, asked, trio.CancelScope(), 60, Pump(), bool)
         await responder.begin_verbatim(200, ())
         assert responder.send_now(b"one", last=False)
         assert not responder.done
         while responder.send_now(b"x" * 1_000_000, last=True):  # until the kernel takes no more
             assert responder.done
-            responder = Responder(here, asked, trio.CancelScope(), 60, responder.pump)
+            responder = Responder(here, asked, trio.CancelScope(), 60, responder.pump, bool)
             await responder.begin_verbatim(200, ())
         assert not responder.done
 

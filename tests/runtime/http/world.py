@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import trio
@@ -26,6 +26,14 @@ async def serving(
     async with trio.open_nursery() as nursery:
         yield await nursery.start(partial(serve_http, ended=ended), listen(LOCAL, 0), handler, limits)
         nursery.cancel_scope.cancel()
+
+
+def post(body: bytes, path: bytes = b"/p", headers: bytes = b"") -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n%b" % (path, headers, len(body), body)
+
+
+async def connected(server: Server, streams: AsyncExitStack) -> trio.SocketStream:
+    return await streams.enter_async_context(await trio.open_tcp_stream(LOCAL, server.port))
 
 
 async def echo(request: HttpRequest, responder: Responder) -> None:

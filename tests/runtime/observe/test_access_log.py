@@ -14,7 +14,7 @@ from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.observe import access_log
 from pdflow_runtime.observe.access_log import AccessLine, AccessLog, line_of, pieces_of, safe, text_of
 from pdflow_runtime.observe.passing_answers import EndedAnswer
-from pdflow_runtime.router.call_record import CallRecord
+from pdflow_runtime.router.call_record import CallRecord, of_several
 
 MS = 1_000_000
 NOON_NS = 1_700_000_000_123 * MS
@@ -170,3 +170,11 @@ async def test_a_reader_that_stands_still_costs_no_memory(monkeypatch: pytest.Mo
 
 def test_the_time_is_utc() -> None:
     assert utc_text(0) == "1970-01-01T00:00:00.000Z"
+
+
+def test_a_request_for_several_answers_has_one_line() -> None:
+    broken = record()
+    broken.outcome, broken.code, broken.number, broken.attempts, broken.first_ns = "failed", "peer_dead", 78, 1, 1050 * MS
+    line = line_of(ended(details=of_several([record(), broken, record()])), "tiny", NOON_NS)
+    assert (line.request, line.outcome, line.code, line.attempts) == ("77", "failed", "peer_dead", 5)
+    assert (line.prompt_tokens, line.output_tokens, line.ttft_ms) == (27, 120, 50.0)

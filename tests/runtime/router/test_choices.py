@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from typing import Any
 
 import msgspec
 import pytest
 import trio
+import trio.testing
 
-from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import EVENT_STREAM, HttpRequest
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpLimits
 from pdflow_runtime.http.openai.answers import DONE
 from pdflow_runtime.http.openai.completion import read_completion
+from pdflow_runtime.http.openai.fields import Fields
+from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.router.choices import Several
 from tests.runtime.http.world import LOCAL, serving
+from tests.runtime.router.test_router_node import Town, town
 
 EVENTS = 5
 
@@ -26,6 +30,7 @@ class SlowClient:
 
     def __init__(self) -> None:
         self.begun = False
+        self.pump = Pump()
         self.sent: list[bytes] = []
         self._sending = False
 
@@ -44,7 +49,7 @@ class SlowClient:
         pass
 
 
-async def one_answer(request: HttpRequest, responder: Responder) -> None:
+async def one_answer(fields: Fields, prompt: list[int], responder: Responder) -> None:
     await responder.begin(200, (EVENT_STREAM,))
     for number in range(EVENTS):
         choice = {"index": 0, "text": str(number)}
@@ -58,13 +63,10 @@ async def one_answer(request: HttpRequest, responder: Responder) -> None:
 async def test_events_of_several_answers_are_not_sent_at_once() -> None:
     body = msgspec.json.encode({"prompt": [5, 6], "n": 4, "stream": True})
     asked = read_completion(body)
-    client, slow = HttpClient(), SlowClient()
-    async with serving(one_answer) as server:
-        here = Coordinates(LOCAL, server.port)
-        several = Several(client, here, "/v1/completions", (), slow)  # type: ignore[arg-type]
-        with trio.fail_after(10):
-            await several.answer(asked.fields, [[5, 6]], asked.asked)
-    client.close()
+    slow = SlowClient()
+    several = Several(one_answer, trio.CapacityLimiter(3), slow)  # type: ignore[arg-type]
+    with trio.fail_after(10):
+        await several.answer(asked.fields, [[5, 6]], asked.asked)
     texts = ["", "", "", ""]
     for event in slow.sent[:-1]:
         (choice,) = msgspec.json.decode(event.removeprefix(b"data: "))["choices"]
@@ -72,11 +74,79 @@ async def test_events_of_several_answers_are_not_sent_at_once() -> None:
     assert texts == ["01234"] * 4
 
 
+async def never(fields: Fields, prompt: list[int], responder: Responder) -> None:
+    pytest.fail("is served")
+
+
 @pytest.mark.trio
-async def test_too_many_answers_are_refused_before_any_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1,024 prompts and 128 answers to each may be asked for: nobody else would be served while these are written."""
+async def test_too_many_answers_are_refused_before_any_work_is_done() -> None:
+    """1,024 prompts and 128 answers to each may be asked for: nobody else would be served while these are begun."""
     asked = read_completion(msgspec.json.encode({"prompt": [[5]] * 200, "n": 2}))
-    monkeypatch.setattr(Several, "_body", lambda *_: pytest.fail("a request is being written"))
-    several = Several(HttpClient(), Coordinates(LOCAL, 1), "/v1/completions", (), SlowClient())  # type: ignore[arg-type]
+    several = Several(never, trio.CapacityLimiter(1), SlowClient())  # type: ignore[arg-type]
     with pytest.raises(OpenAIError, match="400 choices in all, at most 256 are allowed"):
         await several.answer(asked.fields, [[5]] * 200, asked.asked)
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_fails_ends_the_others(stream: bool) -> None:
+    cancelled: list[int] = []
+
+    async def serve(fields: Fields, prompt: list[int], responder: Responder) -> None:
+        if prompt == [2]:
+            await trio.testing.wait_all_tasks_blocked()
+            raise OpenAIError(502, "no engine", code="UNREACHABLE")
+        try:
+            await trio.sleep_forever()
+        finally:
+            assert responder.gone
+            cancelled.extend(prompt)
+
+    asked = read_completion(msgspec.json.encode({"prompt": [[1], [2], [3]], "stream": stream}))
+    several = Several(serve, trio.CapacityLimiter(3), SlowClient())  # type: ignore[arg-type]
+    with trio.fail_after(10), pytest.raises(OpenAIError, match="no engine") as failed:
+        await several.answer(asked.fields, [[1], [2], [3]], asked.asked)
+    assert (failed.value.status, failed.value.code) == (502, "UNREACHABLE")
+    assert sorted(cancelled) == [1, 3]
+
+
+@pytest.mark.trio
+async def test_without_descriptors_several_answers_are_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scarce() -> tuple[socket.socket, socket.socket]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("pdflow_runtime.http.inner.socket.socketpair", scarce)
+    asked = read_completion(b'{"prompt": [1], "n": 2}')
+    several = Several(one_answer, trio.CapacityLimiter(3), SlowClient())  # type: ignore[arg-type]
+    with pytest.raises(OpenAIError, match="too many open files") as failed:
+        await several.answer(asked.fields, [[1]], asked.asked)
+    assert failed.value.status == 503
+
+
+@pytest.mark.trio
+async def test_several_answers_need_no_further_connection() -> None:
+    """Where all connections are in use, and there is no reserve, they would wait for their own request."""
+    choice = {"index": 0, "text": "a", "finish_reason": "length"}
+    event = b"data: %b\n\n" % msgspec.json.encode({"id": "a", "choices": [choice]})
+    body = msgspec.json.encode({"prompt": [1], "max_tokens": 1, "n": 4, "stream": True, "seed": 7})
+    async with town() as built, serving(built.front, HttpLimits(connections=1, reserve=0)) as narrow:
+        built.front.choice_slots.total_tokens = 1
+        for engine in ("decode-0", "decode-1"):
+            built.answer_pieces[engine] = [event, DONE]
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(turns, built)
+                async with built.client.request("POST", LOCAL, narrow.port, "/v1/completions", (JSON,), body) as answer:
+                    whole = await answer.read()
+                nursery.cancel_scope.cancel()
+        sent = [asked for engine in ("decode-0", "decode-1") for asked in built.bodies[engine]]
+    assert whole.endswith(DONE)
+    assert sorted(number for number in range(4) if b'"index":%d' % number in whole) == [0, 1, 2, 3]
+    assert sorted(asked["seed"] for asked in sent) == [7, 8, 9, 10]
+    assert all("n" not in asked for asked in sent)
+
+
+async def turns(built: Town) -> None:
+    while True:
+        built.turn()
+        await trio.sleep(0.001)

@@ -11,6 +11,7 @@ from pdflow.version import version
 from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.http.openai.tokenize import read_tokenize
 from pdflow_runtime.process.addresses import EngineGone
+from pdflow_runtime.router.prompts import TOKENS_AT_ONCE
 from tests.runtime.http.world import LOCAL, response_to
 from tests.runtime.router.test_router_node import Town, town
 
@@ -96,3 +97,12 @@ def test_special_tokens_are_vllms_defaults() -> None:
     chat = read_tokenize(b'{"messages": [{"role": "user", "content": "a"}]}')
     assert not chat.add_special_tokens
     assert chat.add_generation_prompt
+
+
+@pytest.mark.trio
+async def test_a_body_of_many_small_values_is_refused_before_it_is_parsed() -> None:
+    async with town() as router:
+        small = [[]] * (TOKENS_AT_ONCE // 2 + 3_000)
+        for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+            status, error = await asked(router, "POST", path, {"tokens": small})
+            assert (status, "commas and opening brackets" in error["error"]["message"]) == (413, True), path

@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.openai.chat import read_chat
+from pdflow_runtime.router.body_reader import BodyReader
 from pdflow_runtime.router.prompts import LEAST_BODY_BYTES, MOST_BODY_BYTES, TOKENS_AT_ONCE, Prompts
 from pdflow_runtime.router.tokenizer_pool import INLINE_BYTES, LONG_BYTES, TokenizerPool
 
@@ -118,6 +119,32 @@ def test_a_prompt_that_no_transfer_can_move_is_refused_for_that(tokens: Counting
 )
 def test_the_body_limit_follows_from_the_context(tokens: CountingTokens, context: int, expected: int) -> None:
     assert Prompts("counting", tokens, 512, context, token_bytes=LONGEST).body_bytes == expected
+
+
+@pytest.mark.trio
+async def test_one_long_body_is_read_in_a_turn_of_the_event_loop(prompts: Prompts) -> None:
+    turns: list[int] = []
+    turn = 0
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await trio.lowlevel.checkpoint()
+            turn += 1
+
+    async def ask(nursery: trio.Nursery, bodies: BodyReader, body: bytes) -> None:
+        await bodies.read(body, lambda _: turns.append(turn))
+        if len(turns) == 6:
+            nursery.cancel_scope.cancel()
+
+    bodies = BodyReader(prompts)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        for body in (b"l" * (LONG_BYTES + 1),) * 3 + (b"s" * LONG_BYTES,) * 3:
+            nursery.start_soon(ask, nursery, bodies, body)
+    short, long = turns[:3], turns[3:]
+    assert len({*short}) == 1
+    assert len({*long}) == 3
 
 
 @pytest.mark.trio

@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -70,16 +71,19 @@ def test_other_names_are_refused_in_words(host: str) -> None:
     assert refusal(Gate(None, "decode-0"), asked).startswith("403 the Host header")
 
 
-def test_components_of_one_host_send_a_token_that_only_its_receiver_accepts() -> None:
+def test_components_of_one_host_send_a_token_that_only_one_incarnation_accepts() -> None:
     secret = Secret(TEXT.encode(), local=True)
     signer = Signer(secret)
-    token = signer.sign("decode-0", "POST", "/stop", b"{}")
+    token = signer.sign("decode-0", "POST", "/stop", b"{}", incarnation=7)
     assert TEXT.encode() not in token[0][1]
-    gate = Gate(secret, "decode-0")
+    gate = Gate(secret, "decode-0", incarnation=7)
     for _ in range(2):
         assert refusal(gate, request(*token)) == "", "the same each time: nobody else can read it on this host"
-    assert "401" in refusal(Gate(secret, "decode-1"), request(*token))
-    assert "401" in refusal(Gate(Secret(TEXT.encode()), "decode-0"), request(*token)), (
+    assert "401" in refusal(Gate(secret, "decode-1", incarnation=7), request(*token))
+    later = Gate(secret, "decode-0", incarnation=8)
+    assert "401" in refusal(later, request(*token)), "a process that took the port of incarnation 7 may have it"
+    assert refusal(later, request(*signer.sign("decode-0", "POST", "/stop", b"{}", incarnation=8))) == ""
+    assert "401" in refusal(Gate(Secret(TEXT.encode()), "decode-0", incarnation=7), request(*token)), (
         "between hosts it is no signature"
     )
     assert "curl -H @FILE" in refusal(gate, request())
@@ -88,6 +92,14 @@ def test_components_of_one_host_send_a_token_that_only_its_receiver_accepts() ->
         Signer(Secret(TEXT.encode())).sign("decode-0", "POST", "/stop", b"{}"),
     ):
         assert refusal(gate, request(*headers)) == ""
+
+
+def test_without_its_incarnation_a_receiver_gets_a_signature_that_counts_once() -> None:
+    secret = Secret(TEXT.encode(), local=True)
+    signed = Signer(secret).sign("store-0", "POST", "/stop", b"{}")
+    gate = Gate(secret, "store-0", incarnation=7)
+    assert refusal(gate, request(*signed)) == ""
+    assert "repetition" in refusal(gate, request(*signed))
 
 
 def test_figures_are_read_without_the_local_secret_but_not_by_pages() -> None:
@@ -107,22 +119,51 @@ def test_operators_read_the_secret_from_a_file_that_others_cannot(
     for variable, folder in (("XDG_CACHE_HOME", "pdflow/run"), ("XDG_RUNTIME_DIR", "pdflow")):
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
         monkeypatch.setenv(variable, str(tmp_path))
-        text, path = new_secret(), operators_file(8000)
+        text, path = new_secret(), operators_file("127.0.0.1", 8000)
         assert path == tmp_path / folder / "router-8000.header"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("what a cluster that was killed left, which all can read")
         path.chmod(0o666)
-        with written_for_operators(8000, text) as written:
+        with written_for_operators("127.0.0.1", 8000, text) as written:
             assert written == path
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
-            found = operators_secret(8000)
+            found = operators_secret("127.0.0.1", 8000)
             assert found is not None
             assert found.is_text(text.encode())
             signed = operators_signer("127.0.0.1", 8000).sign("router", "POST", "/stop", b"{}")
             assert refusal(Gate(Secret(text.encode(), local=True), "router"), request(*signed)) == ""
             assert operators_signer("10.0.0.1", 8000).sign("router", "POST", "/stop", b"") == (), "another host's"
         assert not path.exists()
-        assert operators_secret(8000) is None
+        assert operators_secret("127.0.0.1", 8000) is None
+
+
+def test_clusters_at_several_addresses_of_a_host_have_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    texts = {host: new_secret() for host in ("127.0.0.1", "127.0.0.2", "::1")}
+    with ExitStack() as stack:
+        for host, text in texts.items():
+            stack.enter_context(written_for_operators(host, 8000, text))
+        for host, text in texts.items():
+            found = operators_secret(host, 8000)
+            assert found is not None
+            assert found.is_text(text.encode())
+        assert operators_file("localhost", 8000) == operators_file("127.0.0.1", 8000)
+    assert not [*tmp_path.glob("pdflow/*")]
+
+
+def test_the_file_of_a_cluster_that_was_killed_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("PDFLOW_SECRET", raising=False)
+    writer = (
+        "import os\nfrom pdflow_runtime.security.local_secret import written_for_operators\n"
+        "with written_for_operators('127.0.0.1', 8000, 'a secret'):\n    os._exit(9)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", writer], cwd=ROOT).returncode == 9
+    assert operators_file("127.0.0.1", 8000).read_bytes().endswith(b"a secret\n")
+    assert operators_secret("127.0.0.1", 8000) is None
+    assert operators_signer("127.0.0.1", 8000).sign("router", "GET", "/admin/state", b"") == ()
 
 
 def test_a_secret_of_the_scenario_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +184,7 @@ async def test_a_cluster_of_one_host_asks_for_its_own_secret(tmp_path: Path) -> 
     small = ("pool.prefill.replicas=1", "pool.decode.replicas=1", "serve.host_names=['router.example']")
     none: Headers = ()
     with served(tmp_path, REFERENCE, *small) as one:
-        path = operators_file(one.port)
+        path = operators_file(one.host, one.port)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         text = path.read_bytes().split()[-1]
         for name in ("prefill-0", "pdflow_runtime.router.front"):

@@ -97,7 +97,6 @@ async def fronted(scenario: ResolvedScenario, model: ServedModel, transport: str
             node.members.apply_report(EngineAddress(stores[0], home.store_at, Coordinates(LOCAL, home.store.port)))
         front = Front(node, model.prompts, Admin(node, [], None), Gate(None, "router"))
         server = await stack.enter_async_context(serving(front))
-        front.here = Coordinates(LOCAL, server.port)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(node.run)

@@ -8,6 +8,7 @@ penalties for repetition, frequency and presence. Repetition counts the prompt's
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import attrs
 from attrs import validators
@@ -28,11 +29,26 @@ class Constraints:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Token ids, and what is added to their logits."""
     allowed: tuple[int, ...] | None = None
-    """The only tokens that may come; None: all."""
+    """The only tokens that may come, at least one; None: all."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of tokens that the answer may not have: the last token of one may not follow the others."""
     min_tokens: int = attrs.field(default=0, validator=validators.ge(0))
     """The answer's first tokens, of which none may be one that ends it."""
+    allowed_flags: bytes = attrs.field(init=False, repr=False, eq=False)
+    """A byte for each token up to the last allowed one: 1 if it is allowed. All of a vocabulary may be."""
+    prepared: dict[str, Any] = attrs.field(init=False, factory=dict, repr=False, eq=False)
+    """What the sampler has made of the rules that are the same for all of the answer's tokens, by device."""
+
+    @allowed_flags.default
+    def _flags(self) -> bytes:
+        flags = bytearray(max(self.allowed, default=-1) + 1 if self.allowed else 0)
+        for token in self.allowed or ():
+            flags[token] = 1
+        return bytes(flags)
+
+    def allows(self, token: int) -> bool:
+        """True if the token may come, as far as `allowed` says."""
+        return self.allowed is None or (token < len(self.allowed_flags) and self.allowed_flags[token] == 1)
 
 
 NO_CONSTRAINTS = Constraints()
@@ -51,21 +67,14 @@ class History(Value, frozen=True, gc=False):
         return self.tokens[self.begins :]
 
 
-def forbidden(constraints: Constraints, history: History) -> set[int]:
-    """Return the tokens that may not come next, apart from those that are not among `allowed`."""
+def forbidden(constraints: Constraints, history: History, vocab_size: int) -> set[int]:
+    """Return the tokens that may not come next, besides those that are not among `allowed`. If a request forbids every
+    token, bad words and `min_tokens` do not count: some token has to come."""
     length = len(history.tokens) - history.begins
-    found = set(history.endings) if length < constraints.min_tokens else set()
+    found = {token for token in history.endings if token < vocab_size} if length < constraints.min_tokens else set()
     for phrase in constraints.bad_words:
         before = len(phrase) - 1
         if before <= length and tuple(history.tokens[len(history.tokens) - before :]) == phrase[:-1]:
             found.add(phrase[-1])
-    return found
-
-
-def allowed_next(constraints: Constraints, history: History, vocab_size: int) -> tuple[Seq[int] | None, set[int]]:
-    """Return the only tokens that may come next, None for all, and the tokens that may not. If a request forbids every
-    token, bad words and `min_tokens` do not count: some token has to come."""
-    never = forbidden(constraints, history)
-    if constraints.allowed is not None:
-        return [token for token in constraints.allowed if token not in never] or constraints.allowed, set()
-    return None, never if len(never) < vocab_size else set()
+    most = vocab_size if constraints.allowed is None else len(constraints.allowed)
+    return found if sum(map(constraints.allows, found)) < most else set()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from hashlib import blake2b
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pdflow_runtime.engines.job import Sampled, Sampling, TokenRequest
 from pdflow_runtime.engines.rows import at_least_float32
-from pdflow_runtime.engines.sampling.constraints import Constraints, History, allowed_next
+from pdflow_runtime.engines.sampling.constraints import Constraints, History, forbidden
 from pdflow_runtime.engines.sampling.logprobs import Logprobs, PromptScores
 
 
@@ -58,17 +59,16 @@ def _constrained(logits: Tensor, constraints: Constraints, history: History) -> 
     """Return a copy of the logits `[vocab]` as the request's constraints change them."""
     device = logits.device
     logits = logits.to(at_least_float32(logits.dtype), copy=True)
-    allowed, never = allowed_next(constraints, history, len(logits))
-    if allowed is not None:
-        those = torch.tensor(allowed, device=device)
-        logits = torch.full_like(logits, -torch.inf).index_put_((those,), logits[those])
-    if never:
+    fixed = _fixed(constraints, len(logits), device)
+    if fixed.excluded is not None:
+        logits.masked_fill_(fixed.excluded, -torch.inf)
+    if never := forbidden(constraints, history, len(logits)):
         logits[torch.tensor(sorted(never), device=device)] = -torch.inf
-    if constraints.logit_bias:
-        tokens, biases = zip(*constraints.logit_bias, strict=True)
-        logits[torch.tensor(tokens, device=device)] += torch.tensor(biases, dtype=logits.dtype, device=device)
+    if fixed.biases is not None:
+        logits[fixed.biased] += fixed.biases.to(logits.dtype)
     if constraints.repetition_penalty != 1:
-        seen = torch.tensor(sorted(set(history.tokens)), device=device)
+        # A token that came twice is written twice, with the same value.
+        seen = torch.tensor(history.tokens, dtype=torch.long, device=device)
         found = logits[seen]
         penalty = constraints.repetition_penalty
         logits[seen] = torch.where(found > 0, found / penalty, found * penalty)
@@ -77,6 +77,33 @@ def _constrained(logits: Tensor, constraints: Constraints, history: History) -> 
         counts = torch.bincount(answer, minlength=len(logits)).to(logits.dtype)
         logits -= constraints.frequency_penalty * counts + constraints.presence_penalty * (counts > 0)
     return logits
+
+
+class _Fixed(NamedTuple):
+    """The rules that are the same for all tokens of an answer, as tensors."""
+
+    excluded: Tensor | None
+    """True for tokens that are not allowed `[vocab]`; None if all are."""
+    biased: Tensor | None
+    biases: Tensor | None
+
+
+def _fixed(constraints: Constraints, vocab_size: int, device: torch.device) -> _Fixed:
+    """Return these rules. They are made once for a request: a list of a whole vocabulary takes milliseconds."""
+    found: _Fixed | None = constraints.prepared.get(str(device))
+    if found is None:
+        excluded = biased = biases = None
+        if constraints.allowed is not None:
+            excluded = torch.ones(vocab_size, dtype=torch.bool)
+            flags = torch.frombuffer(bytearray(constraints.allowed_flags), dtype=torch.bool)[:vocab_size]
+            excluded[: len(flags)] = ~flags
+            excluded = excluded.to(device)
+        if constraints.logit_bias:
+            tokens, values = zip(*constraints.logit_bias, strict=True)
+            biased = torch.tensor(tokens, device=device)
+            biases = torch.tensor(values, dtype=torch.float64).to(device)
+        found = constraints.prepared[str(device)] = _Fixed(excluded, biased, biases)
+    return found
 
 
 def _drawn(logits: Tensor, sampling: Sampling, index: int) -> int:

@@ -50,7 +50,7 @@ class _Message(msgspec.Struct, frozen=True):
     role: Role
     content: str | list[_ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[msgspec.Raw] | None = None
 
 
 class _Chat(SharedFields, frozen=True, kw_only=True):

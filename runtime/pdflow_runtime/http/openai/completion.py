@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -10,6 +10,7 @@ from pdflow_runtime.http.openai.fields import Fields, decoded, invalid, read_fie
 from pdflow_runtime.http.openai.sampling import (
     AnswerOptions,
     SharedFields,
+    TokenId,
     asked,
     checked_logprobs,
     checked_max_tokens,
@@ -37,7 +38,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Completion(SharedFields, frozen=True, kw_only=True):
-    prompt: str | list[str | int | list[int]] | None = None
+    prompt: str | list[str | TokenId | list[TokenId]] | None = None
     logprobs: int | None = None
     echo: bool | None = None
 
@@ -73,15 +74,14 @@ def _prompts(parsed: _Completion) -> tuple[Prompt, ...]:
         return (prompt,)
     if not prompt:
         raise invalid("prompt", "is empty")
-    texts = [item for item in prompt if isinstance(item, str)]
-    tokens = [item for item in prompt if isinstance(item, int)]
-    lists = [item for item in prompt if isinstance(item, list)]
-    if len(tokens) == len(prompt):
-        return (checked_prompt_tokens("prompt", tokens),)
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return (checked_prompt_tokens("prompt", cast("list[int]", prompt)),)
     if len(prompt) > MAX_PROMPTS:
         raise invalid("prompt", f"at most {MAX_PROMPTS} are allowed, not {len(prompt)}")
-    if len(texts) == len(prompt):
-        return tuple(texts)
-    if len(lists) == len(prompt):
+    if kinds == {str}:
+        return tuple(cast("list[str]", prompt))
+    if kinds == {list}:
+        lists = cast("list[list[int]]", prompt)
         return tuple(checked_prompt_tokens(f"prompt[{at}]", item) for at, item in enumerate(lists))
     raise invalid("prompt", "must be a text, a list of texts, a list of token ids, or a list of such lists")

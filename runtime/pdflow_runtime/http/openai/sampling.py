@@ -5,7 +5,7 @@ Ranges are OpenAI's, and vLLM's for what only vLLM has (vllm/sampling_params.py)
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -18,6 +18,8 @@ MAX_STOP_CHARACTERS: Final = 1_000
 MAX_STOP_TOKENS: Final = 256
 MAX_LOGPROBS: Final = 20
 MAX_TOKENS: Final = 2**31 - 1
+TokenId: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""An integer that may be a token id. Of a list with numbers of thousands of digits, 0.1 ms each, one is parsed."""
 SEEDS: Final = (-(2**63), 2**64 - 1)
 
 PENALTIES: Final = (-2, 2)
@@ -53,18 +55,18 @@ class SharedFields(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    logit_bias: dict[TokenId, float] | None = None
+    allowed_token_ids: list[TokenId] | None = None
     bad_words: list[str] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
     user: Any = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[TokenId] | None = None
     kv_transfer_params: Any = None
     pdflow: Any = None
 

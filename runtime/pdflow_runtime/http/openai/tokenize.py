@@ -9,7 +9,7 @@ import msgspec
 
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.fields import decoded, invalid, read_fields, rewritten
-from pdflow_runtime.http.openai.sampling import checked_prompt_tokens
+from pdflow_runtime.http.openai.sampling import TokenId, checked_prompt_tokens
 
 OF_A_CHAT: Final = ("model", "messages")
 NOT_HERE: Final = (
@@ -48,7 +48,7 @@ class _Tokenize(msgspec.Struct, frozen=True):
 
 
 class _Detokenize(msgspec.Struct, frozen=True):
-    tokens: list[int]
+    tokens: list[TokenId]
     model: str | None = None
 
 
