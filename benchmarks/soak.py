@@ -4,7 +4,14 @@
 A whole cluster (`pdflow serve`, tiny model) serves prompts of which no two are alike at a share of what it can (which a
 short run finds out first); one client in ten hangs up. Every second it is noted of every process: resident memory, and
 what of it is neither a file's nor shared; file descriptors, shared memory, and of every engine the requests that are
-open in it. After the first minutes, the slope of each must have 0 within its 95 % interval.
+open in it. Two things are judged:
+
+- What is there when nothing is open, before the load and after it: as many file descriptors and as much shared memory,
+  and 0 open requests. Sockets are counted by themselves: connections stay for the next request for a while, so after
+  the load there may be one more for each request that was open at once.
+- After the first minutes, the slope of each must have 0 within its 95 % interval, for as many requests as were open at
+  the time. How many are open at a rate depends on how fast the machine is meanwhile, and everything else depends on
+  that: so their own slope is shown and not judged. Requests that stay open are found by the first test.
 
 Before all that comes a burst of more at once than will be: an engine keeps the memory that its largest step has needed
 (runtime/pdflow_runtime/engines/malloc.py), and that a larger one comes by chance in the second half is no leak.
@@ -42,8 +49,10 @@ BURST = 64
 WARM_MINUTES = 5.0
 """Or a third of the run."""
 BLOCKS = 20
-T_95 = 2.101
-"""Student's t for 18 degrees of freedom, two-sided."""
+T_95 = 2.110
+"""Student's t for 17 degrees of freedom, two-sided."""
+QUIET_S = 60.0
+"""Time for requests that were hung up on to end."""
 POOL_TOKENS = 8192
 """So few that each block has been used, and its memory touched, before anything is judged."""
 
@@ -54,12 +63,16 @@ class Sample(NamedTuple):
     rss_mb: float
     own_mb: float
     fds: int
+    """But for sockets."""
+    sockets: int
     shm_mb: float
     open: int
     """Requests; -1 where nobody says."""
 
 
-MEASURES = ("rss_mb", "own_mb", "fds", "shm_mb", "open")
+MEASURES = ("rss_mb", "own_mb", "fds", "sockets", "shm_mb", "open")
+JUDGED = ("rss_mb", "own_mb", "fds", "shm_mb")
+"""By their slopes."""
 
 
 class Soak:
@@ -72,6 +85,8 @@ class Soak:
         }
         self.samples: list[Sample] = []
         self.answered = self.failed = self.hung_up = 0
+        self.idle: list[dict[str, Sample]] = []
+        """Each process when nothing is open: before the load, and after it."""
 
     async def run(self, seconds: float, load: float) -> None:
         capacity = await self.capacity()
@@ -80,6 +95,7 @@ class Soak:
             f"{capacity:.1f} requests per second at most; {rate:.1f} are sent, for {seconds / 60:.0f} min\n"
         )
         sys.stdout.flush()
+        self.idle.append(await self.quiet())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.watch)
             async with trio.open_nursery() as clients:
@@ -88,6 +104,18 @@ class Soak:
                         await trio.sleep(self.random.expovariate(rate))
                         clients.start_soon(self.ask)
             nursery.cancel_scope.cancel()
+        self.idle.append(await self.quiet())
+
+    async def quiet(self) -> dict[str, Sample]:
+        """Return a sample of each process when nothing is open, or after QUIET_S."""
+        samples: list[Sample] = []
+        with trio.move_on_after(QUIET_S):
+            while not samples or any(sample.open for sample in samples if sample.process in ENGINES):
+                await trio.sleep(1)
+                samples = await self.sampled(0.0)
+            await trio.sleep(5)  # idle connections of clients are closed
+            samples = await self.sampled(0.0)
+        return {sample.process: sample for sample in samples}
 
     async def capacity(self) -> float:
         """Requests per second that are answered to some clients. Then comes the burst."""
@@ -132,23 +160,35 @@ class Soak:
     async def watch(self) -> None:
         begun = trio.current_time()
         while True:
-            status, body = await self.cluster.exchange("GET", "/admin/state")
-            engines = msgspec.json.decode(body)["engines"] if status == 200 else {}
-            at = trio.current_time() - begun
-            for name, pid in self.pids.items():
-                state = engines.get(name)
-                self.samples.append(Sample(at, name, *of_process(pid), -1 if state is None else state["open"]))
+            self.samples += await self.sampled(begun)
             await trio.sleep(1)
 
+    async def sampled(self, begun: float) -> list[Sample]:
+        status, body = await self.cluster.exchange("GET", "/admin/state")
+        engines = msgspec.json.decode(body)["engines"] if status == 200 else {}
+        at, states = trio.current_time() - begun, {name: engines.get(name) for name in self.pids}
+        return [
+            Sample(at, name, *of_process(pid), -1 if (state := states[name]) is None else state["open"])
+            for name, pid in self.pids.items()
+        ]
 
-def of_process(pid: int) -> tuple[float, float, int, float]:
-    """MB resident, and what of that is its own; file descriptors; MB of files of ours in shared memory."""
+
+def of_process(pid: int) -> tuple[float, float, int, int, float]:
+    """MB resident, and what of that is its own; file descriptors, and sockets; MB of files of ours in shared memory."""
     folder = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     resident, own = (int(status[key].split()[0]) * 1024 / 1e6 for key in ("VmRSS", "RssAnon"))
-    fds = len(os.listdir(folder / "fd"))
+    targets = [target_of(folder / "fd" / number) for number in os.listdir(folder / "fd")]
+    sockets = sum(target.startswith("socket:") for target in targets)
     shared = sum(file.stat().st_blocks * 512 for file in Path("/dev/shm").glob(f"pdflow-{pid}-*")) / 1e6
-    return resident, own, fds, shared
+    return resident, own, len(targets) - sockets, sockets, shared
+
+
+def target_of(descriptor: Path) -> str:
+    try:
+        return os.readlink(descriptor)
+    except OSError:
+        return ""  # closed meanwhile
 
 
 class Line(NamedTuple):
@@ -159,15 +199,37 @@ class Line(NamedTuple):
     margin: float
 
 
-def line(at_s: list[float], values: list[float]) -> Line:
-    """Through the means of blocks, with the 95 % margin of its slope."""
-    hours = np.array([block.mean() for block in np.array_split(np.array(at_s), BLOCKS)]) / 3600
-    means = np.array([block.mean() for block in np.array_split(np.array(values), BLOCKS)])
-    off = hours - hours.mean()
-    slope = float((off * (means - means.mean())).sum() / (off**2).sum())
-    rest = means - means.mean() - slope * off
-    margin = T_95 * float(np.sqrt((rest**2).sum() / (BLOCKS - 2) / (off**2).sum()))
-    return Line(float(means[0]), float(means[-1]), slope, margin)
+def line(at_s: list[float], values: list[float], open_requests: list[float] | None = None) -> Line:
+    """Through the means of blocks, with the 95 % margin of its slope; for as many open requests, if they are given."""
+
+    def means(of: list[float]) -> Any:
+        return np.array([block.mean() for block in np.array_split(np.array(of), BLOCKS)])
+
+    hours, found = means(at_s) / 3600, means(values)
+    columns = [np.ones(BLOCKS), hours - hours.mean()]
+    if open_requests is not None and np.ptp(means(open_requests)):
+        columns.append(means(open_requests))
+    causes = np.stack(columns, axis=1)
+    weights, *_ = np.linalg.lstsq(causes, found, rcond=None)
+    rest = found - causes @ weights
+    variance = float((rest**2).sum()) / (BLOCKS - len(columns)) * np.linalg.inv(causes.T @ causes)[1, 1]
+    return Line(float(found[0]), float(found[-1]), float(weights[1]), T_95 * float(np.sqrt(variance)))
+
+
+def stays(soak: Soak) -> bool:
+    """Print what each idle process has, before the load and after it; True if nothing that must end is left."""
+    before, after = soak.idle
+    most = int(max(open_in_all(soak, 0)))
+    sys.stdout.write(f"{'idle':12}{'':8}{'before':>10}{'after':>10}\n")
+    left = False
+    for process in soak.pids:
+        for measure in MEASURES:
+            first, last = getattr(before[process], measure), getattr(after[process], measure)
+            allowed = {"fds": first, "shm_mb": first, "sockets": first + 2 * most, "open": 0}.get(measure, last)
+            bad = last > allowed
+            left |= bad
+            sys.stdout.write(f"{process:12}{measure:8}{first:10.2f}{last:10.2f}{'  left over' if bad else ''}\n")
+    return not left
 
 
 def report(soak: Soak, warm_s: float) -> bool:
@@ -176,21 +238,32 @@ def report(soak: Soak, warm_s: float) -> bool:
         f"{'process':12}{'':8}{'first':>10}{'last':>10}{'per hour':>12}{'95 %':>24}\n"
     )
     flat = True
+    total = open_in_all(soak, warm_s)
     for process in soak.pids:
         mine = [sample for sample in soak.samples if sample.process == process and sample.at_s >= warm_s]
         for measure in MEASURES:
             values: list[Any] = [getattr(sample, measure) for sample in mine]
             if measure == "open" and -1 in values:
                 continue
-            found = line([sample.at_s for sample in mine], values)
-            good = abs(found.slope) <= found.margin or np.ptp(values) == 0
+            judged = measure in JUDGED
+            found = line([sample.at_s for sample in mine], values, total if judged else None)
+            good = not judged or found.slope <= found.margin or np.ptp(values) == 0
             flat &= bool(good)
             interval = f"{found.slope - found.margin:.2f} to {found.slope + found.margin:.2f}"
             sys.stdout.write(
                 f"{process:12}{measure:8}{found.first:10.2f}{found.last:10.2f}{found.slope:12.2f}{interval:>24}"
-                f"{'' if good else '  grows' if found.slope > 0 else '  falls'}\n"
+                f"{'' if good else '  grows'}\n"
             )
-    return flat
+    return stays(soak) and flat
+
+
+def open_in_all(soak: Soak, warm_s: float) -> list[float]:
+    """Return how many requests were open in all engines, at each sample of a process."""
+    total: dict[float, float] = {}
+    for sample in soak.samples:
+        if sample.at_s >= warm_s:
+            total[sample.at_s] = total.get(sample.at_s, 0.0) + max(0, sample.open)
+    return list(total.values())
 
 
 def main() -> int:
