@@ -416,7 +416,7 @@ PLANTED = [
     ("pdflow/scenario/reading/load.py", "import time"),
     ("pdflow/cli/runs.py", "from pdflow_sim.run import simulate"),
     ("pdflow/cli/runs.py", "import importlib\nrun = importlib.import_module('pdflow_sim.run')"),
-    ("pdflow/cli/serving.py", "from pdflow_runtime.process.cluster import main"),
+    ("pdflow/cli/serving.py", "from pdflow_runtime.process.one_host import main"),
     ("sim/pdflow_sim/world.py", "import pdflow_runtime.driver"),
     ("sim/pdflow_sim/world.py", "import time"),
     ("sim/pdflow_sim/world.py", "import random"),

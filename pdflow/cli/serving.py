@@ -68,7 +68,7 @@ def serve(
     if name is not None or host is not None:
         raise click.UsageError("--name and --host require --role")
     ctx.exit(
-        live(lambda: importlib.import_module("pdflow_runtime.process.cluster")).main(
+        live(lambda: importlib.import_module("pdflow_runtime.process.one_host")).main(
             scenario, overrides, out=out, **flags
         )
     )

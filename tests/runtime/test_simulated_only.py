@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("trio", reason="needs trio: pip install 'pdflow[live]'")
 
 from pdflow.scenario.reading.load import load
-from pdflow_runtime.process import cluster, component
+from pdflow_runtime.process import cluster, component, one_host
 from pdflow_runtime.simulated_only import live_notes, simulated_only
 
 REFERENCE = str(Path(__file__).resolve().parents[2] / "examples/reference.toml")
@@ -64,7 +64,7 @@ def test_the_command_logs_the_notes_at_its_start(
     monkeypatch.setattr(cluster, "log_to_stderr", lambda component: None)
     monkeypatch.setattr(cluster.Cluster, "run", run)
     caplog.set_level(logging.INFO)
-    assert cluster.main(REFERENCE, (*SIMULATED, "serve.port=0")) == 0
+    assert one_host.main(REFERENCE, (*SIMULATED, "serve.port=0")) == 0
     assert f"note: {LISTED}{KEYS}" in caplog.messages
     assert caplog.messages[-1].startswith("cluster is up")
 

@@ -174,7 +174,13 @@ def test_the_time_is_utc() -> None:
 
 def test_a_request_for_several_answers_has_one_line() -> None:
     broken = record()
-    broken.outcome, broken.code, broken.number, broken.attempts, broken.first_ns = "failed", "peer_dead", 78, 1, 1050 * MS
+    broken.outcome, broken.code, broken.number, broken.attempts, broken.first_ns = (
+        "failed",
+        "peer_dead",
+        78,
+        1,
+        1050 * MS,
+    )
     line = line_of(ended(details=of_several([record(), broken, record()])), "tiny", NOON_NS)
     assert (line.request, line.outcome, line.code, line.attempts) == ("77", "failed", "peer_dead", 5)
     assert (line.prompt_tokens, line.output_tokens, line.ttft_ms) == (27, 120, 50.0)

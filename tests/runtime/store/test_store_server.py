@@ -165,7 +165,7 @@ def test_a_missing_client_library_is_reported_with_the_install_command(monkeypat
 
 def line_of(edits: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
     """What `pdflow serve` says then."""
-    monkeypatch.setattr("pdflow_runtime.process.cluster.log_to_stderr", lambda who: None)
+    monkeypatch.setattr("pdflow_runtime.process.one_host.log_to_stderr", lambda who: None)
     overrides = [arg for argument in edits for arg in ("--set", argument)]
     ran = CliRunner().invoke(cli, ["serve", str(EXAMPLE), *overrides])
     lines = ran.stderr.splitlines()
