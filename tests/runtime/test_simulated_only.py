@@ -61,7 +61,7 @@ def test_the_command_logs_the_notes_at_its_start(
     async def run(supervisor: cluster.Cluster, up: Callable[[str], None]) -> None:
         up("http://127.0.0.1:1")
 
-    monkeypatch.setattr(cluster, "log_to_stderr", lambda component: None)
+    monkeypatch.setattr(one_host, "log_to_stderr", lambda component: None)
     monkeypatch.setattr(cluster.Cluster, "run", run)
     caplog.set_level(logging.INFO)
     assert one_host.main(REFERENCE, (*SIMULATED, "serve.port=0")) == 0
