@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import secrets
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -27,7 +28,7 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import Exchange, HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, Headers
-from pdflow_runtime.http.openai.answers import DONE
+from pdflow_runtime.http.openai.answers import DONE, ChatAnswer, CompletionAnswer, usage
 from pdflow_runtime.http.openai.between import NOTHING, Between, FirstAnswer, FirstToken, GivenTokens
 from pdflow_runtime.http.openai.fields import Fields, rewritten
 from pdflow_runtime.http.openai.parameters import TRUNCATION
@@ -47,6 +48,7 @@ EVENT: Final = b"data: "
 ERROR: Final = EVENT + b'{"error":'
 """The beginning of an engine's error in a stream of events. No text of an answer holds it: quotes are escaped there."""
 CHAT: Final = "/v1/chat/completions"
+INCLUDE_USAGE: Final = re.compile(rb'"include_usage"\s*:\s*true')
 NO_SEED: Final = b"null"
 UNCOUNTED: Final = TokenIntervals()
 """For calls of which nobody collects metrics."""
@@ -110,6 +112,8 @@ class Call:
         """Engines that have sent anything: the router's, in which each is noted."""
         self.source: EngineId = ""
         """The engine whose answer is passed on."""
+        self.model = ""
+        """The name of the model, as answers have it."""
         self.resumed: Callable[[], None] = ignore
         """Called when another attempt is about to continue the answer."""
         self.begun_ns: Final = now_ns() if begun_ns is None else begun_ns
@@ -192,18 +196,20 @@ class Call:
             log.warning("an answer cannot be resumed: %s", self._why_not())
             return Code.IO
         if self.passed.finished:
-            return await self._finish()
+            return await self._finish(self.passed, given)
         self.given = given, self.passed.tokens
         self.record.resumed = True
         self.resumed()
         return None
 
-    async def _finish(self) -> Code:
-        """End an answer of which the client has the last token. It does not lack a token, but perhaps the usage."""
-        if b"true" in bytes(self.fields.get("stream_options", b"")):
-            log.warning("an answer cannot be resumed: its client lacks only the usage")
-            return Code.IO
-        await self.responder.send(DONE)
+    async def _finish(self, passed: PassedAnswer, given: GivenTokens) -> Code:
+        """End an answer of which the client has the last token: it lacks the usage, if it asked for it, and DONE."""
+        last = DONE
+        if INCLUDE_USAGE.search(bytes(self.fields.get("stream_options", b""))) and not passed.has_usage:
+            answer = (ChatAnswer if "chat" in self.path else CompletionAnswer)("", given.created, self.model)
+            answer.name = given.id, given.created
+            last = answer.usage_event(usage(len(self.tokens), given.tokens)) + DONE
+        await self.responder.send(last)
         await self.responder.end()
         return Code.NONE
 

@@ -19,6 +19,7 @@ MOST_BYTES: Final = 4 << 20
 """The longest event that is kept while it is incomplete."""
 EVENT_END: Final = b"\n\n"
 FINISHED: Final = b'"finish_reason":"'
+USAGE: Final = b'"choices":[]'
 
 # No text of an answer holds these, or FINISHED: quotes are escaped there. `"prompt_token_ids"` has no quote before
 # `token_ids`.
@@ -35,6 +36,8 @@ class PassedAnswer:
     def __init__(self) -> None:
         self.finished = False
         """True if the event with the answer's last token has been passed on."""
+        self.has_usage = False
+        """True if the event with the usage has been."""
         self._tokens: Final = array("i")
         self._name: tuple[str, int] | None = None
         self._pieces: list[bytes] = []
@@ -90,3 +93,4 @@ class PassedAnswer:
         if ids := b",".join(filter(None, _token_ids.findall(whole))):
             self._tokens.extend(map(int, ids.split(b",")))
         self.finished = self.finished or FINISHED in whole
+        self.has_usage = self.has_usage or USAGE in whole

@@ -137,7 +137,7 @@ class LiveRouterNode(LiveNode):
             call.answer = Answer(call.streams, self.returns_first_token)
             call.report = lambda request_id: self.put(self.port, FirstTokenDelivered(number, request_id))
             call.active = self.checks.active
-            call.resumed = self.meter.resumed.inc
+            call.resumed, call.model = self.meter.resumed.inc, self.meter.model
             self.calls[number] = call
             self.meter.open.inc()
             alone = call.prompt_alone or (self.returns_first_token and call.one_token)
