@@ -26,6 +26,8 @@ class RequestArrived(Value, frozen=True, gc=False):
     session: int = NO_SESSION
     streams: bool = True
     """Whether the client receives the answer token by token. If not, an engine gives no sign of it before its end."""
+    resumable: bool = True
+    """Whether another attempt could continue its answer: what the client receives must allow it."""
 
 
 class PrefillAnswered(Value, frozen=True, gc=False):

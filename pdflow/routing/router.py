@@ -231,7 +231,7 @@ class Router:
 
     def _after_failure(self, attempt: Attempt, code: Code) -> AfterFailure:
         made, allowed = self._counted(attempt)
-        return after_failure(code, attempt.started, made, allowed, self.resumes)
+        return after_failure(code, attempt.started, made, allowed, self.resumes and attempt.asked.resumable)
 
     def _counted(self, attempt: Attempt) -> tuple[int, int]:
         """Return how many attempts of this attempt's request have been made, and how many are allowed."""

@@ -1,13 +1,15 @@
 """Waits for engines, and the longest silences that are usual in them.
 
-An attempt waits for one engine at a time: for P's answer, for D's first token, for its next ones, or for the whole
-answer of a client that does not stream. Whether that engine is at work is seen from what it sends for any request: a
-busy engine keeps sending, whatever a request's place in its queue. So silence is counted, not a request's own time. It
-is counted in checks, which the driver makes at a fixed interval: a router that was itself stopped for a time makes one
-check after it, and not many.
+An attempt waits for one engine at a time: until its prompt is computed, then for the first token, for the next ones, or
+for the whole answer of a client that does not stream. Whether that engine is at work is seen from what it sends for any
+request: a busy engine keeps sending, whatever a request's place in its queue. So silence is counted, not a request's
+own time. It is counted in checks, which the driver makes at a fixed interval: a router that was itself stopped for a
+time makes one check after it, and not many.
 
 What silence is usual depends on prompts, batches and hardware. With `learns` the limit follows from the silences that
-ended by themselves: four times the longest of the last waits of the same kind, for longer prompts in proportion.
+ended by themselves: four times the longest of the last waits of the same kind, for longer prompts in proportion, and in
+any case the time of a slow engine for the prompt, since it may have found earlier ones in its cache. A whole answer may
+take any time: its length is unknown.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Hashable
 from enum import Enum
 from typing import Final
 
-from pdflow.protocol.values import Value
+from pdflow.protocol.values import S, Value
 
 FACTOR: Final = 4
 """How many times a usual silence may be exceeded."""
@@ -26,14 +28,17 @@ ENOUGH: Final = 16
 """Waits that must have ended before a limit is known."""
 GENERATION: Final = 64
 """Waits after which an earlier generation of them is forgotten."""
+SLOW_TOKENS_PER_S: Final = 2000
+"""The rate at which a slow engine computes a prompt, or receives its KV."""
 
 
 class Awaited(Enum):
     """What an attempt waits for."""
 
     PROMPT = "prompt"
-    """P's answer: the prompt is computed."""
+    """The prompt is computed: P answers, or an engine that serves the request alone sends its first token."""
     FIRST = "first token"
+    """D's, when P has computed the prompt."""
     NEXT = "next token"
     WHOLE = "whole answer"
     """The client does not stream: an engine sends nothing before the answer is complete."""
@@ -43,7 +48,7 @@ class StallRule(Value, frozen=True, gc=False):
     """When an engine counts as stalled: after more than `least` checks in a row in which it has sent nothing.
 
     `check_ns`: the interval of checks; `learns`: the limit is longer where longer silences are usual, and there is none
-    before enough is known. Otherwise it is `least`, and a whole answer may take any time.
+    before enough is known. Otherwise it is `least`.
     """
 
     check_ns: int
@@ -79,34 +84,39 @@ class Usual:
             self.known, self.older, self.newer = ENOUGH, self.newer, (0, 0)
 
     def limit(self, rule: StallRule, tokens: int) -> int | None:
-        """Return how many silent checks are usual while a prompt of so many tokens is computed; None if unknown."""
+        """Return how many silent checks there may be for a prompt of so many tokens; None if too little is known."""
         if self.known < ENOUGH:
             return None
         checks, longest = max(self.newer, self.older)
         if longest:
             checks = -(-checks * max(tokens, longest) // longest)
-        return max(rule.least, FACTOR * checks)
+        return max(rule.least + tokens * S // (SLOW_TOKENS_PER_S * rule.check_ns), FACTOR * checks)
 
 
 class Waiting:
     """The wait of one attempt, and the silence of its engine during it, in checks."""
 
-    __slots__ = ("longest", "silent", "wait")
+    __slots__ = ("awaited", "has_token", "longest", "silent", "teaches")
 
-    def __init__(self, wait: Awaited) -> None:
-        self.wait = wait
+    def __init__(self, awaited: Awaited) -> None:
+        self.awaited = awaited
         self.silent = 0
         """Checks in a row up to now."""
         self.longest = 0
         """The most of them in a row so far."""
+        self.teaches = True
+        """False if the engine has stalled meanwhile: its silence was not usual."""
+        self.has_token = False
+        """The first token came while P had not answered yet."""
 
     def fork(self) -> Waiting:
-        other = Waiting(self.wait)
+        other = Waiting(self.awaited)
         other.silent, other.longest = self.silent, self.longest
+        other.teaches, other.has_token = self.teaches, self.has_token
         return other
 
     def fingerprint(self) -> Hashable:
-        return self.wait, self.silent, self.longest
+        return self.awaited, self.silent, self.longest, self.teaches, self.has_token
 
     def checked(self, active: bool) -> None:
         """Record a check of the engine that is waited for."""
@@ -114,7 +124,9 @@ class Waiting:
         self.longest = max(self.longest, self.silent)
 
     def limit(self, rule: StallRule, usual: Usual, tokens: int) -> int | None:
-        """Return how many silent checks there may be; None if any number."""
+        """Return how many silent checks there may be; None if any number. `tokens`: of the prompt."""
+        if self.awaited is Awaited.WHOLE:
+            return None
         if not rule.learns:
-            return None if self.wait is Awaited.WHOLE else rule.least
-        return usual.limit(rule, tokens if self.wait is Awaited.PROMPT else 0)
+            return rule.least
+        return usual.limit(rule, 0 if self.awaited is Awaited.NEXT else tokens)

@@ -1,12 +1,14 @@
 """Engines that stall: a process that is stopped, a GPU that hangs, a host that swaps. Their connections stay open.
 
-An engine that owes answers and has been silent for unusually long (`stalls`) is stalled, if another one can do its
-work. It gets no new legs, and attempts that wait for it fail: their requests are retried or resumed elsewhere. The last
-attempt that a request may have goes on, because a slow engine is better than none.
+An engine that owes answers and has been silent for unusually long (`stalls`) is stalled, if others can do its work. It
+gets no new legs, and attempts that wait for it fail: their requests are retried or resumed elsewhere. The last attempt
+that a request may have goes on, and so does an answer that could not be resumed, because a slow engine is better than
+none. If more than half of a role's engines are silent, the cause is not an engine: nothing is taken back.
 
-After a pause a stalled engine is on trial: it gets one leg at a time, until it has answered something. The pause is as
-long as the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine is silent again. If no other
-engine of its role is up any more, it gets legs again at once.
+After a pause a stalled engine is on trial: it gets one leg at a time, until it has answered something. A trial is the
+first attempt of a request, which can leave again, and at D one that streams, since a whole answer has no limit. The
+pause is as long as the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine is silent again. If
+no other engine of its role is up any more, it gets legs again at once.
 
 What a heartbeat says is not used here: a process may report while its GPU hangs.
 """
@@ -32,6 +34,7 @@ from pdflow.routing.events import (
     EnginesChecked,
     FirstTokenDelivered,
     PrefillAnswered,
+    RequestArrived,
     RouterEvent,
 )
 from pdflow.routing.failure import AfterFailure
@@ -119,7 +122,8 @@ class WatchingRouter(GovernedRouter):
 
     def fingerprint(self) -> Hashable:
         waits = tuple(waiting.fingerprint() for waiting in self.waits.values())
-        usual = tuple(usual.fingerprint() for usual in self.usual.values()) if self.waits or self.stalled else ()
+        learns = self.rules.stall is not None and self.rules.stall.learns
+        usual = tuple(usual.fingerprint() for usual in self.usual.values()) if learns else ()
         stalled = tuple((seat, stall.left, stall.pause) for seat, stall in self.stalled.items())
         return super().fingerprint(), waits, usual, stalled
 
@@ -128,22 +132,45 @@ class WatchingRouter(GovernedRouter):
     def _open(self, attempt: Attempt) -> None:
         super()._open(attempt)
         if self.rules.stall is not None:
-            alone = self._alone(attempt) or attempt.p < 0
-            self.waits[attempt.request_id] = Waiting(_behind_prompt(attempt) if alone else Awaited.PROMPT)
+            whole = self._is_served_alone(attempt) and not attempt.asked.streams
+            self.waits[attempt.request_id] = Waiting(Awaited.WHOLE if whole else Awaited.PROMPT)
 
     def _close(self, attempt: Attempt) -> RouterEffects:
         self.waits.pop(attempt.request_id, None)
         return super()._close(attempt)
 
+    def _is_served_alone(self, attempt: Attempt) -> bool:
+        """Whether one engine computes the prompt and the answer."""
+        return attempt.p < 0 or self._alone(attempt)
+
+    def _arrived(self, event: RequestArrived) -> RouterEffects:
+        """Begin a request's first attempt, which may be an engine's trial."""
+        if not self.stalled:
+            return super()._arrived(event)
+        tried = self._offer_trials("prefill") + (self._offer_trials("decode") if event.streams else [])
+        effects = super()._arrived(event)
+        self._withdraw(tried)
+        return effects
+
     def _prefill_answered(self, event: PrefillAnswered) -> RouterEffects:
         if event.params is not None:
             self._wait_ended(event.request_id)
-        return super()._prefill_answered(event)
+        attempt = self.attempts.get(event.request_id)
+        if not self.stalled or attempt is None or attempt.number > 1 or not attempt.asked.streams:
+            return super()._prefill_answered(event)
+        tried = self._offer_trials("decode")
+        effects = super()._prefill_answered(event)
+        self._withdraw(tried)
+        return effects
 
     def _first_token_delivered(self, event: FirstTokenDelivered) -> RouterEffects:
         waiting = self.waits.get(event.request_id)
-        if waiting is not None and waiting.wait is Awaited.FIRST:
-            self._wait_ended(event.request_id)
+        if waiting is not None:
+            attempt = self.attempts[event.request_id]
+            if waiting.awaited is Awaited.FIRST or self._is_served_alone(attempt):
+                self._wait_ended(event.request_id)
+            else:
+                waiting.has_token = True
         return super()._first_token_delivered(event)
 
     def _decode_ended(self, event: DecodeEnded) -> RouterEffects:
@@ -156,10 +183,14 @@ class WatchingRouter(GovernedRouter):
         waiting = self.waits.get(request_id)
         if waiting is None:
             return
-        attempt = self.attempts[request_id]
-        is_prompt = waiting.wait is Awaited.PROMPT
-        self.usual[waiting.wait].observe(waiting.longest, attempt.asked.prompt_tokens if is_prompt else 0)
-        self.waits[request_id] = Waiting(_behind_prompt(attempt) if is_prompt else Awaited.NEXT)
+        attempt, awaited = self.attempts[request_id], waiting.awaited
+        if waiting.teaches and awaited is not Awaited.WHOLE:
+            tokens = 0 if awaited is Awaited.NEXT else attempt.asked.prompt_tokens
+            self.usual[awaited].observe(waiting.longest, tokens)
+        if awaited is not Awaited.PROMPT or waiting.has_token or self._is_served_alone(attempt):
+            self.waits[request_id] = Waiting(Awaited.NEXT if attempt.asked.streams else Awaited.WHOLE)
+        else:
+            self.waits[request_id] = Waiting(Awaited.FIRST if attempt.asked.streams else Awaited.WHOLE)
 
     # Checks.
 
@@ -173,8 +204,12 @@ class WatchingRouter(GovernedRouter):
         at: dict[Seat, list[Attempt]] = {}
         for attempt in self.attempts.values():
             at.setdefault(_waits_for(attempt), []).append(attempt)
-        silences = {seat: self._silence(attempts, self._info(seat).engine in active) for seat, attempts in at.items()}
-        stalled = [seat for seat, silence in silences.items() if silence and self._stall(seat, silence)]
+        silences: dict[Seat, int] = {}
+        for seat, attempts in at.items():
+            silence = self._silence(attempts, self._info(seat).engine in active)
+            if silence:
+                silences[seat] = silence
+        stalled = [seat for seat, silence in silences.items() if self._stall(seat, silence, silences)]
         effects: RouterEffects = ()
         for seat in stalled:
             for attempt in at[seat]:
@@ -186,34 +221,44 @@ class WatchingRouter(GovernedRouter):
         return effects
 
     def _silence(self, attempts: list[Attempt], active: bool) -> int:
-        """Record a check for attempts that wait for one engine. Returns its silence if it is too long, else 0."""
+        """Record a check for attempts that wait for one engine. Returns its silence if it is too long, else 0.
+
+        The limit is the longest of all attempts' there: an engine that computes a long prompt sends nothing to the
+        others either.
+        """
         rule = self.rules.stall
         assert rule is not None
-        tokens = max(attempt.asked.prompt_tokens for attempt in attempts)
-        too_long = 0
+        silence, longest = 0, -1
         for attempt in attempts:
             waiting = self.waits[attempt.request_id]
             waiting.checked(active)
-            limit = waiting.limit(rule, self.usual[waiting.wait], tokens)
-            if limit is not None and waiting.silent > limit:
-                too_long = max(too_long, waiting.silent)
-        return too_long
+            limit = waiting.limit(rule, self.usual[waiting.awaited], attempt.asked.prompt_tokens)
+            if limit is not None:
+                longest = max(longest, limit)
+                silence = max(silence, waiting.silent)
+        return silence if 0 <= longest < silence else 0
 
-    def _stall(self, seat: Seat, silence: int) -> bool:
-        """Send this engine nothing for now. Returns whether another can do its work, and attempts are to leave it."""
-        choice, index = self._choice(seat), seat[1]
-        stall = self.stalled.get(seat)
-        pauses = stall is not None and stall.left > 0
-        if pauses or not any(choice.up[other] for other in self._never_stalled(seat[0]) if other != index):
+    def _stall(self, seat: Seat, silence: int, silences: dict[Seat, int]) -> bool:
+        """Send this engine nothing for now. Returns whether others can do its work, and attempts are to leave it."""
+        role, index = seat
+        choice, stall = self._choice(seat), self.stalled.get(seat)
+        if stall is not None and stall.left:
+            return False
+        others = [other for other in self._never_stalled(role) if other != index and choice.up[other]]
+        silent = [other for other in others if (role, other) in silences]
+        if not others or 2 * (1 + len(silent)) > 1 + len(others):
             return False
         if stall is not None or choice.up[index]:
             self.stalled[seat] = Stall(silence if stall is None else 2 * stall.pause)
             choice.up[index] = False
             self.changes.append(EngineWatched(self._info(seat).engine, "stalled"))
+        for attempt in self.attempts.values():
+            if _waits_for(attempt) == seat:
+                self.waits[attempt.request_id].teaches = False
         return True
 
     def _is_last_resort(self, attempt: Attempt) -> bool:
-        """Whether no other attempt may follow this one."""
+        """Whether no other attempt may follow this one: none is left, or its answer could not be continued."""
         return self._after_failure(attempt, Code.STALLED) is AfterFailure.FAIL
 
     def _pause(self, seat: Seat) -> None:
@@ -231,13 +276,29 @@ class WatchingRouter(GovernedRouter):
     # Engines that are stalled.
 
     def _watched(self) -> RouterEffects:
-        """Return what has changed in this turn. An engine on trial gets a leg if it has none."""
+        """Return what has changed in this turn."""
         self._need_all()
-        for seat, stall in self.stalled.items():
-            choice, index = self._choice(seat), seat[1]
-            choice.up[index] = not stall.left and not choice.loads[index]
+        for seat in self.stalled:
+            # A report may have brought it up.
+            self._choice(seat).up[seat[1]] = False
         changes, self.changes = tuple(self.changes), []
         return changes
+
+    def _offer_trials(self, role: Literal["prefill", "decode"]) -> list[Seat]:
+        """Let engines on trial that have no leg get one, until `_withdraw`."""
+        idle = [
+            seat
+            for seat, stall in self.stalled.items()
+            if seat[0] == role and not stall.left and not self._choice(seat).loads[seat[1]]
+        ]
+        for seat in idle:
+            self._choice(seat).up[seat[1]] = True
+        return idle
+
+    def _withdraw(self, tried: list[Seat]) -> None:
+        for seat in tried:
+            if seat in self.stalled:
+                self._choice(seat).up[seat[1]] = False
 
     def _need_all(self) -> None:
         """Trust the stalled engines of a role again if no other one is up, and none could be on trial alone."""
@@ -304,10 +365,6 @@ def _waits_for(attempt: Attempt) -> Seat:
     return ("prefill", attempt.p) if attempt.p_open else ("decode", attempt.d)
 
 
-def _behind_prompt(attempt: Attempt) -> Awaited:
-    return Awaited.FIRST if attempt.asked.streams else Awaited.WHOLE
-
-
 _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
     **governed._ON,
     DecodeEnded: WatchingRouter._decode_ended,
@@ -318,4 +375,5 @@ _ON: dict[type, Callable[[Any, Any], RouterEffects]] = {
     EnginesChecked: WatchingRouter._checked,
     FirstTokenDelivered: WatchingRouter._first_token_delivered,
     PrefillAnswered: WatchingRouter._prefill_answered,
+    RequestArrived: WatchingRouter._arrived,
 }

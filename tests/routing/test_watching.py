@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.protocol.messages import Code
+from pdflow.protocol.values import S
 from pdflow.routing.effects import AbortLeg, DispatchPrefill, EngineWatched, Reply
 from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
+    EngineLost,
     EnginesChecked,
     FirstTokenDelivered,
     PrefillAnswered,
@@ -26,7 +28,7 @@ from pdflow.routing.watching import LONGEST_PAUSE
 
 Make = Callable[..., Any]
 RULE = StallRule(check_ns=1, least=2)
-LEARNS = StallRule(check_ns=1, learns=True)
+LEARNS = StallRule(check_ns=S, learns=True)
 
 
 def checked(router: Any, *active: str, times: int = 1) -> list[Any]:
@@ -160,6 +162,101 @@ def test_a_whole_answer_has_no_limit_of_ones_own(governed: Make) -> None:
     router.handle(RequestArrived(0, streams=False), 0)
     router.handle(answered("r0.1"), 0)
     assert not checked(router, times=100)
+
+
+def hung(router: Any) -> None:
+    """Let p-0 stall, and be on trial."""
+    router.handle(RequestArrived(0), 0)
+    checked(router, times=3)
+    checked(router, "p-1", times=3)
+    assert router.stalled[("prefill", 0)].left == 0
+
+
+def test_retries_are_no_trials(governed: Make) -> None:
+    """The engine may hang still, and a retry may be the last attempt of its request, which waits wherever it is."""
+    router = governed(dispatch="sequential", max_attempts=2, policy="least-loaded", stall=RULE)
+    hung(router)
+    (leg,) = router.handle(RequestArrived(1), 0)
+    assert leg.engine == 0
+    router.handle(PrefillAnswered(leg.request_id, None, Code.IO), 0)
+    (leg,) = router.handle(RequestArrived(2), 0)
+    assert leg.engine == 0, "it has none now"
+    (leg,) = router.handle(RequestArrived(3), 0)
+    effects = router.handle(PrefillAnswered(leg.request_id, None, Code.IO), 0)
+    assert [effect.engine for effect in effects if isinstance(effect, DispatchPrefill)] == [1]
+
+
+def test_a_lost_engine_s_requests_are_no_trials(governed: Make) -> None:
+    router = governed(p=3, dispatch="sequential", max_attempts=3, policy="least-loaded", stall=RULE)
+    router.handle(RequestArrived(0), 0)
+    checked(router, "p-1", "p-2", times=3)
+    checked(router, "p-1", "p-2", times=3)
+    for request in range(1, 8):
+        router.handle(RequestArrived(request), 0)
+    effects = router.handle(EngineLost("p-1"), 0)
+    assert {effect.engine for effect in effects if isinstance(effect, DispatchPrefill)} == {2}
+
+
+def test_a_whole_answer_is_no_trial_of_a_decode_engine(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, policy="least-loaded", stall=RULE, resumes=True)
+    for request_id, engine in (("r0.1", 0),):
+        router.handle(RequestArrived(0), 0)
+        router.handle(answered(request_id, engine), 0)
+    checked(router, "p-0", "p-1", times=3)
+    checked(router, "p-0", "p-1", "d-1", times=3)
+    assert router.stalled[("decode", 0)].left == 0
+    for request, streams, engine in ((1, False, 1), (2, True, 0)):
+        (leg,) = router.handle(RequestArrived(request, streams=streams), 0)
+        (leg,) = router.handle(answered(leg.request_id, leg.engine), 0)
+        assert leg.engine == engine
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_an_answer_that_cannot_be_resumed_waits(governed: Make, resumable: bool) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE, resumes=True)
+    router.handle(RequestArrived(0, resumable=resumable), 0)
+    router.handle(answered("r0.1"), 0)
+    router.handle(FirstTokenDelivered(0, "r0.1"), 0)
+    assert states(checked(router, times=3)) == [("d-0", "stalled")]
+    assert router.attempts.keys() == {"r0.2" if resumable else "r0.1"}
+
+
+def test_if_most_engines_are_silent_none_stalls(governed: Make) -> None:
+    router = governed(p=4, dispatch="sequential", max_attempts=2, stall=RULE)
+    for request in range(4):
+        router.handle(RequestArrived(request), 0)
+    assert not checked(router, "p-3", times=5), "three of four"
+    assert states(checked(router, "p-2", "p-3", times=1)) == [("p-0", "stalled"), ("p-1", "stalled")]
+
+
+def test_a_first_token_before_p_s_answer_begins_the_wait_for_the_next(governed: Make) -> None:
+    router = governed(dispatch="concurrent", stall=RULE, max_attempts=2)
+    router.handle(RequestArrived(0), 0)
+    router.handle(FirstTokenDelivered(0, "r0.1"), 0)
+    assert router.waits["r0.1"].awaited is Awaited.PROMPT
+    router.handle(answered("r0.1"), 0)
+    assert router.waits["r0.1"].awaited is Awaited.NEXT
+
+
+def test_a_survived_stall_teaches_nothing(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=LEARNS)
+    for request in range(ENOUGH):
+        serve(router, request)
+    (leg,) = router.handle(RequestArrived(100, prompt_tokens=10), 0)
+    router.handle(PrefillAnswered(leg.request_id, None, Code.IO), 0)
+    before = router.usual[Awaited.PROMPT].limit(LEARNS, 10)
+    assert len(states(checked(router, times=200))) == 1
+    router.handle(answered("r100.2", 1), 0)
+    assert router.usual[Awaited.PROMPT].limit(LEARNS, 10) == before
+
+
+def test_prompts_that_were_in_a_cache_do_not_shorten_the_limit_of_others() -> None:
+    usual = Usual()
+    for _ in range(ENOUGH):
+        usual.observe(0, 100_000)
+    limit = usual.limit(LEARNS, 100_000)
+    assert limit is not None
+    assert limit * LEARNS.check_ns >= 50 * S
 
 
 @pytest.mark.parametrize("code", [Code.IO, Code.UNREACHABLE])

@@ -50,6 +50,8 @@ class Responder:
     ) -> None:
         self.gone = False
         """Whether the client hung up, or took nothing for too long."""
+        self.waits_for_client = False
+        """Whether nothing more is received for the client, until it has taken what is there."""
         self.keep_alive = request.keep_alive
         """Whether the connection may go on after this answer; False is written in the head, if that has not left."""
         self.pump = pump
@@ -171,10 +173,12 @@ class Responder:
     async def _writable(self) -> None:
         """Wait until the client takes more. It is gone if it takes nothing for too long."""
         self._on_stall(True)
+        self.waits_for_client = True
         try:
             with trio.move_on_after(self._write_s) as self._writing:
                 await wait_writable(self._sock)
         finally:
+            self.waits_for_client = False
             self._on_stall(False)
         if self._writing.cancelled_caught:
             self.lose()

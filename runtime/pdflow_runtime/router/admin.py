@@ -58,7 +58,7 @@ class Admin:
         """Engines that are to end."""
         node.meter.registry.register(MembersCollector(self.members, self.expected))
         self._stops, self._to_stop = trio.open_memory_channel[str](len(self.members.seats))
-        node.left, self.members.ended = self._left, self._ended
+        node.left, self.members.ended, self.members.came_up = self._left, self._ended, self._came_up
 
     async def run(self) -> None:
         """Stop engines that have nothing to do any more and are to end."""
@@ -125,6 +125,8 @@ class Admin:
 
     def change(self, name: str, up: bool) -> None:
         self._known(name)
+        if up:
+            self.removed.discard(name)
         self.members.set_enabled(name, up)
 
     def remove(self, name: str) -> None:
@@ -143,10 +145,18 @@ class Admin:
         self.members.ordered(DrainOrder(name, True, removed=True))
 
     def remove_again(self, names: Iterable[str]) -> None:
-        """Continue removals that an earlier router of this supervisor was ordered to make."""
+        """Continue removals that an earlier router of this supervisor was ordered to make. An engine that is down is
+        stopped when it is up."""
         for name in names:
             if name in self.members.addresses:
                 self.remove(name)
+            else:
+                self.removed.add(name)
+
+    def _came_up(self, name: str) -> None:
+        if name in self.removed:
+            self.members.set_enabled(name, False)
+            self._stops.send_nowait(name)
 
     def _known(self, name: str) -> None:
         if name not in self.members.seats:

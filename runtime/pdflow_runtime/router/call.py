@@ -209,7 +209,8 @@ class Call:
             answer = (ChatAnswer if "chat" in self.path else CompletionAnswer)("", given.created, self.model)
             answer.name = given.id, given.created
             last = answer.usage_event(usage(len(self.tokens), given.tokens)) + DONE
-        await self.responder.send(last)
+        if not passed.is_done:
+            await self.responder.send(last)
         await self.responder.end()
         return Code.NONE
 

@@ -1,12 +1,13 @@
 """Checks of which engines have sent anything of an answer, for the rule of stalled engines (`pdflow.routing.watching`).
 
-Legs note the engine of each piece that comes. At the interval of the rule the router's endpoint gets what was noted.
+Legs note the engine of each piece that comes. At the interval of the rule the router's endpoint gets what was noted. An
+engine whose answer waits for its client counts as active: nothing is received from it meanwhile.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import trio
@@ -16,16 +17,20 @@ from pdflow.routing.effects import EngineWatched
 from pdflow.routing.events import EnginesChecked
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.watching import WatchingRouter
+from pdflow_runtime.router.call import Call
 
 log = logging.getLogger(__name__)
 
 
 class EngineChecks:
-    """The checks of one router. Args: `put` hands an event to its endpoint."""
+    """The checks of one router. Args: `put` hands an event to its endpoint; `calls` are those under way."""
 
-    def __init__(self, router: GovernedRouter, put: Callable[[EnginesChecked], None]) -> None:
+    def __init__(
+        self, router: GovernedRouter, put: Callable[[EnginesChecked], None], calls: Mapping[int, Call]
+    ) -> None:
         self.router: Final = router
         self._put: Final = put
+        self._calls: Final = calls
         self.active: Final[set[EngineId]] = set()
         """Engines that have sent anything since the last check."""
 
@@ -37,6 +42,7 @@ class EngineChecks:
         while True:
             await trio.sleep(rule.check_ns / S)
             if router.attempts or router.stalled:
+                self.active.update(call.source for call in self._calls.values() if call.responder.waits_for_client)
                 self._put(EnginesChecked(tuple(sorted(self.active))))
             self.active.clear()
 

@@ -48,6 +48,8 @@ class Members:
         """Engines that an operator has drained: no incarnation gets requests until an operator resumes them."""
         self.ended: Callable[[str], None] = lambda name: None
         """Called with an engine that ended, and is not started again without an order."""
+        self.came_up: Callable[[str], None] = lambda name: None
+        """Called with an engine that was down and is up."""
         self.ordered: Callable[[DrainOrder], None] = lambda order: None
         """Called with each order of an operator to drain or resume an engine."""
         self._known_here: Final[set[str]] = set()
@@ -155,11 +157,13 @@ class Members:
         if self.reports:
             role, number = self.seats[name]
             infos = self.router.prefill if role == "prefill" else self.router.decode
-            if known is not None and not self.is_up(name) and name not in self.drained:
+            if known is not None and not self.is_member(name) and name not in self.drained:
                 log.info("%s reports again; it gets requests again", name)
             self._put(EngineReported(role, number, infos[number]))
         elif known is None:
             self._put(EngineChanged(name, True))
+        if known is None:
+            self.came_up(name)
         return ""
 
     def _lose(self, address: EngineAddress) -> None:

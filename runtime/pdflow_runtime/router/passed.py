@@ -11,6 +11,7 @@ import re
 from array import array
 from typing import Final
 
+from pdflow_runtime.http.openai.answers import DONE
 from pdflow_runtime.http.openai.between import GivenTokens
 
 REDUCE_BYTES: Final = 8 << 10
@@ -38,6 +39,8 @@ class PassedAnswer:
         """True if the event with the answer's last token has been passed on."""
         self.has_usage = False
         """True if the event with the usage has been."""
+        self.is_done = False
+        """True if the end of the stream has been."""
         self._tokens: Final = array("i")
         self._name: tuple[str, int] | None = None
         self._pieces: list[bytes] = []
@@ -94,3 +97,4 @@ class PassedAnswer:
             self._tokens.extend(map(int, ids.split(b",")))
         self.finished = self.finished or FINISHED in whole
         self.has_usage = self.has_usage or USAGE in whole
+        self.is_done = self.is_done or DONE in whole

@@ -104,8 +104,8 @@ class LiveRouterNode(LiveNode):
             partial(self.put, self.port),
             lambda address: client.forget(address.http.host, address.http.port),
         )
-        self.checks: Final = EngineChecks(router, partial(self.put, self.port))
-        self.calls: dict[int, Call] = {}
+        self.calls: Final[dict[int, Call]] = {}
+        self.checks: Final = EngineChecks(router, partial(self.put, self.port), self.calls)
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
         """Legs that can be cancelled: under way, or about to be."""
         self.left: Callable[[str], None] = ignore
@@ -141,7 +141,7 @@ class LiveRouterNode(LiveNode):
             self.calls[number] = call
             self.meter.open.inc()
             alone = call.prompt_alone or (self.returns_first_token and call.one_token)
-            self.put(self.port, arrival(self.router, number, call.tokens, call.session, alone, call.streams))
+            self.put(self.port, arrival(self.router, call, alone))
             try:
                 await call.over.wait()
             finally:

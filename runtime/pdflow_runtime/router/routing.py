@@ -3,7 +3,6 @@ at it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import Final
 
@@ -21,6 +20,7 @@ from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.engines.prefix import block_names
 from pdflow_runtime.http.messages import HttpRequest
 from pdflow_runtime.http.openai.fields import Fields
+from pdflow_runtime.router.call import Call
 from pdflow_runtime.store.build import stores_of
 
 STORE: Final = "store"
@@ -82,14 +82,21 @@ def crossover_of(builder: LiveBuilder) -> Crossover:
     )
 
 
-def arrival(
-    router: Router, request: int, tokens: Seq[int], session: int, prefill_only: bool = False, streams: bool = True
-) -> RequestArrived:
+def arrival(router: Router, call: Call, prefill_only: bool = False) -> RequestArrived:
     """Return the event of a request. Its prefix blocks are named only where a routing choice looks at them: 4,000
     tokens take some 0.1 ms."""
     looks = isinstance(router.prefill_choice, PrefixAware) or isinstance(router.decode_choice, PrefixAware)
+    tokens = call.tokens
     names = block_names(tokens, SESSION_BLOCK_TOKENS) if looks else ()
-    return RequestArrived(request, prefill_only, len(tokens), names, session, streams)
+    return RequestArrived(
+        call.number,
+        prefill_only,
+        len(tokens),
+        names,
+        call.session,
+        streams=call.streams,
+        resumable=call.passed is not None and call.responder.chunked_ok,
+    )
 
 
 def session_of(request: HttpRequest, fields: Fields) -> int:

@@ -99,7 +99,7 @@ def _follow(endpoints: dict[str, Any], oracle: Oracle, path: Path) -> Followed:
 
 def live_router(builder: SimulationBuilder) -> Router:
     """Create a router as a live one starts: it knows no engine as up, and engines may be removed."""
-    made = router_of(attrs.evolve(builder.cluster(), changes=True))
+    made = router_of(attrs.evolve(builder.cluster(), changes=True, may_stall=True))
     for info in (*made.prefill, *made.decode):
         made.handle(router_events.EngineChanged(info.engine, False), 0)
     return made

@@ -32,7 +32,7 @@ from pdflow_sim.check.search.forward import Violation
 
 Role: TypeAlias = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")
-PER_EVENT = frozenset({"setting", "event", "silent", "failed", "free"})
+PER_EVENT = frozenset({"setting", "event", "silent", "failed"})
 """Fields that matter only while an event is handled."""
 LegKey: TypeAlias = tuple[Role, RequestId]
 
@@ -101,8 +101,8 @@ class RouterAccount:
         self.stalled: dict[Seat, Literal["pause", "trial"]] = {}
         self.waits: dict[RequestId, tuple[Seat, int]] = {}
         """The engine that each open attempt waits for, and the checks since in which it had sent nothing."""
-        self.free: frozenset[Seat] = frozenset()
-        """Engines on trial that had no leg when this event came."""
+        self.was_up: dict[Seat, bool] = {}
+        """Engines that might get legs, or were on trial, when they were checked."""
         self.event: Any = None
         self.silent: set[EngineId] = set()
         """Engines that fell silent by the time of this event."""
@@ -130,7 +130,7 @@ class RouterAccount:
 
     def is_up(self, seat: Seat) -> bool:
         """Whether an engine may get legs."""
-        if self.infos[seat].engine in self.leaving | self.left or (seat in self.stalled and seat not in self.free):
+        if self.infos[seat].engine in self.leaving | self.left or seat in self.stalled:
             return False
         return self.reported_up[seat] if self.setting.rules.silence_ns is None else seat in self.last_reports
 
@@ -177,7 +177,6 @@ class RouterAccount:
 
     def before(self, event: Any, now: Instant) -> None:
         self.event, self.now, self.failed = event, now, None
-        self.free = self.idle_on_trial()
         silence = self.setting.rules.silence_ns
         gone = [] if silence is None else [seat for seat, at in self.last_reports.items() if at + silence <= now]
         self.silent = {self.infos[seat].engine for seat in gone}
@@ -228,6 +227,7 @@ class RouterAccount:
         return ("prefill", leg.engine) if leg is not None and leg.open else ("decode", self.legs["decode", name].engine)
 
     def _checked(self, active: frozenset[EngineId]) -> None:
+        self.was_up = {seat: self.is_up(seat) or self.stalled.get(seat) == "trial" for seat in self.infos}
         waits: dict[RequestId, tuple[Seat, int]] = {}
         for name in self.open_names():
             seat = self.waits_for(name)
@@ -243,10 +243,12 @@ class RouterAccount:
             if seat[0] == "decode" or self.setting.requests[self.attempts[name].request].prefill_only:
                 self.waits[name] = seat, 0
 
-    def idle_on_trial(self) -> frozenset[Seat]:
-        return frozenset(
-            seat for seat, state in self.stalled.items() if state == "trial" and not self.loads(seat[0])[seat[1]]
-        )
+    def may_try(self, role: Role, engine: int, name: RequestId, asked: RequestArrived) -> bool:
+        """Whether this attempt may be the trial of an engine that stalled: it can go elsewhere, and shows soon whether
+        the engine is at work."""
+        first = name.endswith(".1") and isinstance(self.event, RequestArrived | PrefillAnswered)
+        shows = role == "prefill" or asked.streams
+        return self.stalled.get((role, engine)) == "trial" and not self.loads(role)[engine] and first and shows
 
     def never_stalled(self, role: Role) -> list[int]:
         """Return the engines of a role that are up and have not stalled."""
@@ -329,7 +331,12 @@ class RouterAccount:
         match effect.state:
             case "stalled":
                 self.stalled[seat] = "pause"
-                if not self.exceeds(seat) or before == "pause" or not self.never_stalled(role):
+                if (
+                    not self.exceeds(seat)
+                    or before == "pause"
+                    or not self.never_stalled(role)
+                    or self.most_silent(role)
+                ):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled: {self.waits}")
             case "trial":
                 if before != "pause" or not isinstance(event, EnginesChecked):
@@ -341,6 +348,11 @@ class RouterAccount:
                 if before is None or not (active or not self.never_stalled(role)):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is trusted, and has sent nothing")
                 del self.stalled[seat]
+
+    def most_silent(self, role: Role) -> bool:
+        """Whether more than half of the engines that a role had up before this check have been silent for too long."""
+        known = [engine for engine in self.engines(role) if self.was_up.get((role, engine))]
+        return 2 * sum(self.exceeds((role, engine)) for engine in known) > len(known)
 
     def exceeds(self, seat: Seat) -> bool:
         """Whether an attempt has waited for this engine for too long."""

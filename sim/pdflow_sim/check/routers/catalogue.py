@@ -271,7 +271,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall",
-        states=2896,
+        states=2824,
         requests=TWO,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -282,7 +282,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall, and answers that are resumed",
-        states=2767,
+        states=1625,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -293,7 +293,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and die",
-        states=4412,
+        states=4125,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=1)),
@@ -303,7 +303,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and leave",
-        states=869,
+        states=1397,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -314,7 +314,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and fall silent",
-        states=6193,
+        states=15553,
         requests=ONE,
         attempts=2,
         rules=Rules(silence_ns=1, stall=StallRule(1, least=0)),
@@ -325,7 +325,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="hedges of engines that stall",
-        states=1308,
+        states=1227,
         requests=ONE,
         attempts=2,
         hedge_after=1,

@@ -19,7 +19,7 @@ def check_choice(account: RouterAccount, role: Role, engine: int, name: RequestI
     Violation."""
     up = account.up(role)
     leg = f"the {role} leg of {name} goes to engine {engine}"
-    if engine not in up:
+    if engine not in up and not account.may_try(role, engine, name, asked):
         raise Violation(RouterFinding.ENGINE, f"{leg}, which is not in")
     before = avoided(account, role, asked.request)
     others = [each for each in up if each not in before] or [engine]

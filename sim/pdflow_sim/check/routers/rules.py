@@ -260,7 +260,6 @@ _CHECKS: dict[type, Callable[[RouterAccount, Any], None]] = {
 def check_state(account: RouterAccount, router: GovernedRouter) -> None:
     """Check what the router counts against the account, and that it has done what the event calls for. Raises
     Violation."""
-    account.free = account.idle_on_trial()
     _check_stalls(account)
     _check_hedges(account)
     _check_work(account, router)
@@ -331,7 +330,7 @@ def _check_stalls(account: RouterAccount) -> None:
     for name, (seat, _) in account.waits.items():
         role, index = seat
         others = [engine for engine in account.never_stalled(role) if engine != index]
-        if not others or not account.exceeds(seat) or account.stalled.get(seat) == "trial":
+        if not others or not account.exceeds(seat) or account.most_silent(role) or account.stalled.get(seat) == "trial":
             continue
         if name in account.open_names() and account.waits_for(name) == seat:
             request = account.attempts[name].request

@@ -116,7 +116,7 @@ class RouterWorld:
             yield ("wake", 0, 0)
         if left[TICKS]:
             yield ("tick", 0, 0)
-        if left[CHECKS] and account.waiting:
+        if left[CHECKS] and (account.waiting or account.stalled):
             for active in range(1 << len(self._active())):
                 yield ("check", active, 0)
 
