@@ -145,23 +145,18 @@ class WatchingRouter(GovernedRouter):
 
     def _arrived(self, event: RequestArrived) -> RouterEffects:
         """Begin a request's first attempt, which may be an engine's trial."""
-        if not self.stalled:
-            return super()._arrived(event)
-        tried = self._offer_trials("prefill") + (self._offer_trials("decode") if event.streams else [])
-        effects = super()._arrived(event)
-        self._withdraw(tried)
-        return effects
+        self._offer_trials("prefill")
+        if event.streams:
+            self._offer_trials("decode")
+        return super()._arrived(event)
 
     def _prefill_answered(self, event: PrefillAnswered) -> RouterEffects:
         if event.params is not None:
             self._wait_ended(event.request_id)
         attempt = self.attempts.get(event.request_id)
-        if not self.stalled or attempt is None or attempt.number > 1 or not attempt.asked.streams:
-            return super()._prefill_answered(event)
-        tried = self._offer_trials("decode")
-        effects = super()._prefill_answered(event)
-        self._withdraw(tried)
-        return effects
+        if attempt is not None and attempt.number == 1 and attempt.asked.streams:
+            self._offer_trials("decode")
+        return super()._prefill_answered(event)
 
     def _first_token_delivered(self, event: FirstTokenDelivered) -> RouterEffects:
         waiting = self.waits.get(event.request_id)
@@ -279,26 +274,16 @@ class WatchingRouter(GovernedRouter):
         """Return what has changed in this turn."""
         self._need_all()
         for seat in self.stalled:
-            # A report may have brought it up.
+            # It was offered for a trial, or has reported.
             self._choice(seat).up[seat[1]] = False
         changes, self.changes = tuple(self.changes), []
         return changes
 
-    def _offer_trials(self, role: Literal["prefill", "decode"]) -> list[Seat]:
-        """Let engines on trial that have no leg get one, until `_withdraw`."""
-        idle = [
-            seat
-            for seat, stall in self.stalled.items()
-            if seat[0] == role and not stall.left and not self._choice(seat).loads[seat[1]]
-        ]
-        for seat in idle:
-            self._choice(seat).up[seat[1]] = True
-        return idle
-
-    def _withdraw(self, tried: list[Seat]) -> None:
-        for seat in tried:
-            if seat in self.stalled:
-                self._choice(seat).up[seat[1]] = False
+    def _offer_trials(self, role: Literal["prefill", "decode"]) -> None:
+        """Let engines on trial that have no leg get one in this turn."""
+        for seat, stall in self.stalled.items():
+            if seat[0] == role and not stall.left and not self._choice(seat).loads[seat[1]]:
+                self._choice(seat).up[seat[1]] = True
 
     def _need_all(self) -> None:
         """Trust the stalled engines of a role again if no other one is up, and none could be on trial alone."""

@@ -174,10 +174,10 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         "engines that stall",
         RouterFinding.MEMBER,
     ),
-    "the only engine stalls": (
-        method(WatchingRouter, "_never_stalled", lambda self, role: [*range(len(self._choice((role, 0)).up))]),
-        "engines that stall and leave",
-        RouterFinding.MEMBER,
+    "a stalled engine is tried at once": (
+        method(WatchingRouter, "_offer_trials", lambda self, role: _all_tried(self)),
+        "engines that stall",
+        RouterFinding.ENGINE,
     ),
     "a stalled engine gets legs": (
         method(WatchingRouter, "_watched", lambda self: _changes(self)), "engines that stall", RouterFinding.MEMBER,
@@ -222,6 +222,11 @@ def _changes(router: WatchingRouter) -> Any:
         router._choice(seat).up[seat[1]] = True
     changes, router.changes = tuple(router.changes), []
     return changes
+
+
+def _all_tried(router: WatchingRouter) -> None:
+    for seat in router.stalled:
+        router._choice(seat).up[seat[1]] = True
 
 
 def _most_loaded(choice: Choice) -> int | None:
