@@ -1,129 +1,196 @@
-"""What router_speed.py measures with: a stub engine and our router, each a process that prints its port.
+"""The processes of router_speed.py: stub engines, and the routers in front of them, each with the CPU time it has used.
 
-    python benchmarks/router_processes.py engine
-    python benchmarks/router_processes.py router ENGINE_PORT [--pd]
-
-The engine streams `max_tokens` events of about 200 bytes, one write each, `pace_ms` apart; what is not streamed is
-answered at once with kv_transfer_params. GET /cpu of a router says how many nanoseconds of CPU its process has used.
+pdflow's router is the one that `pdflow serve` starts, in the same way: the endpoint chooses engines, the byte tokenizer
+makes tokens of the prompt, answers may be resumed, requests carry the local secret's signature. Every router has two
+engines of each kind, and takes them in turn.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import http.client
 import json
+import os
+import socket
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-EVENT = (
-    '{"id":"cmpl-9f1c2d3e4b5a69788796a5b4c3d2e1f0","object":"text_completion","created":1700000000,"model":"stub",'
-    '"choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":null}],"at":%d}'
+import msgspec
+
+from benchmarks.router_stub import BLOCK_SIZE
+from pdflow_runtime.nodes.kv_params import Coordinates
+from pdflow_runtime.process.addresses import LOOPBACK, AllReported, EngineAddress
+from pdflow_runtime.security.local_secret import new_secret
+from pdflow_runtime.security.secret import LOCAL_VARIABLE
+from tests.runtime.support.tied import tied
+
+ROOT = Path(__file__).resolve().parents[1]
+PDFLOW = "pdflow"
+PEERS = {"vllm-router": "0.1.17", "smg": "1.13.0"}
+"""Peers and their versions, each a command of that name."""
+INSTALL = (
+    "pip install vllm-router==0.1.17 smg==1.13.0 orjson requests uvicorn fastapi setproctitle aiohttp, "
+    "and name that environment's folder: --peers DIR"
 )
-KV_PARAMS = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_engine_id": "9f1c2d3e-4b5a-6978-8796-a5b4c3d2e1f0",
-    "remote_request_id": "cmpl-9f1c2d3e4b5a69788796a5b4c3d2e1f0",
-    "remote_block_ids": list(range(64)),
-    "remote_host": "127.0.0.1",
-    "remote_port": 5600,
-    "tp_size": 1,
-}
-PREFILLED = json.dumps(
-    {"id": "cmpl-1", "object": "text_completion", "choices": [], "kv_transfer_params": KV_PARAMS}
-).encode()
+ONE_LEG, BOTH_LEGS = ("aggregated",), ("prefill", "decode")
+REPLICAS = 2
+START_S = 30.0
+SCENARIO = """
+[scenario]
+name = "router-speed"
+[workload]
+requests = 1
+arrival = { process = "poisson", rate_rps = 1.0 }
+input_tokens = { dist = "fixed", tokens = 900 }
+output_tokens = { dist = "fixed", tokens = 32 }
+[model]
+preset = "llama-3.1-8b"
+name = "stub"
+[network]
+preset = "tcp-25g"
+[transfer]
+method = "nixl-pull"
+[serve]
+port = 0
+"""
+POOL = """
+[[pool]]
+name = "%s"
+role = "%s"
+replicas = %d
+gpu = "cpu"
+engine = "synthetic"
+block_size = %d
+kv_tokens = 32768
+max_num_seqs = 256
+max_num_batched_tokens = 2048
+"""
 
 
-class Engine(asyncio.Protocol):
-    """One connection to the stub: one request at a time."""
+class Running:
+    """A router. Args: its port, and the process id of its first process."""
 
-    def __init__(self) -> None:
-        self.got = b""
+    def __init__(self, port: int, pid: int) -> None:
+        self.port = port
+        self.pid = pid
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self.got += data
-        head, found, body = self.got.partition(b"\r\n\r\n")
-        if not found:
-            return
-        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
-        if len(body) < length:
-            return
-        self.got = b""
-        asked = json.loads(body)
-        if not asked.get("stream"):
-            self.transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: ")
-            self.transport.write(b"%d\r\n\r\n%b" % (len(PREFILLED), PREFILLED))
-            return
-        self.transport.write(HEAD)
-        self.stream(asked["max_tokens"], asked.get("pace_ms", 0) / 1e3, asyncio.get_running_loop().time())
-
-    def stream(self, left: int, pace_s: float, at: float) -> None:
-        loop = asyncio.get_running_loop()
-        while left and not self.transport.is_closing():
-            if pace_s and at > loop.time():
-                loop.call_at(at, self.stream, left, pace_s, at)
-                return
-            event = b"data: %b\n\n" % (EVENT % time.monotonic_ns()).encode()
-            self.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
-            left -= 1
-            at += pace_s
-        self.transport.write(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+    def cpu_ns(self) -> int:
+        """Return the CPU time of the router's processes so far, user and system."""
+        return sum(cpu_ns(pid) for pid in tree(self.pid))
 
 
-async def engine() -> None:
-    server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0, backlog=1024)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+def cpu_ns(pid: int) -> int:
+    """Return the CPU time of a process, ended threads included: what /proc/PID/stat counts, but in nanoseconds instead
+    of ticks (the clock id that clock_getcpuclockid(3) returns)."""
+    return time.clock_gettime_ns((~pid << 3) | 2)
 
 
-async def router(engine_port: int, pd: bool) -> None:
-    """One leg, or two: a prefill leg whose answer goes into the decode leg. Requests are read as the router's are."""
-    import msgspec
-    import trio
-
-    from pdflow_runtime.http.client import HttpClient
-    from pdflow_runtime.http.messages import JSON, Header, HttpRequest
-    from pdflow_runtime.http.openai.completion import read_completion
-    from pdflow_runtime.http.openai.fields import rewritten
-    from pdflow_runtime.http.relay import relay
-    from pdflow_runtime.http.responder import Responder
-    from pdflow_runtime.http.server import serve_http
-    from pdflow_runtime.http.sockets import listen
-
-    client = HttpClient(idle_per_host=1024)
-    kv = msgspec.json.Decoder(dict[str, msgspec.Raw])
-    path = "/v1/completions"
-    internal = ("kv_transfer_params",)
-    prefill = {"max_tokens": 1, "stream": False, "kv_transfer_params": {"do_remote_decode": True}}
-
-    async def handle(request: HttpRequest, responder: Responder) -> None:
-        if request.path == "/cpu":
-            await responder.reply(200, (JSON,), b"%d" % time.process_time_ns())
-            return
-        asked = read_completion(request.body)
-        name: Header = (b"x-request-id", request.header(b"x-request-id") or b"r")
-        body = rewritten(asked.fields, drop=internal)
-        if pd:
-            first = rewritten(asked.fields, drop=internal, put=prefill)
-            async with client.request("POST", "127.0.0.1", engine_port, path, (JSON, name), first) as response:
-                params = kv.decode(await response.read())["kv_transfer_params"]
-            body = rewritten(asked.fields, put={"kv_transfer_params": params})
-        async with client.request("POST", "127.0.0.1", engine_port, path, (JSON, name), body) as response:
-            await relay(response, responder, (name,))
-
-    async with trio.open_nursery() as nursery:
-        server = await nursery.start(serve_http, listen("127.0.0.1", 0), handle)
-        print(server.port, flush=True)
+def tree(pid: int) -> Iterator[int]:
+    """Yield the process and all that descend from it."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from tree(int(child))
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "engine":
-        asyncio.run(engine())
+def names(roles: Sequence[str]) -> list[str]:
+    return [f"{role}-{number}" for role in roles for number in range(REPLICAS)]
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], environment: dict[str, str] | None = None, output: int = subprocess.PIPE
+) -> Iterator[subprocess.Popen[str]]:
+    """Run a process, and end it; it lives no longer than we do."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(tied(*command), **pipes, text=True, cwd=ROOT, env=environment) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+@contextlib.contextmanager
+def engines() -> Iterator[dict[str, int]]:
+    """Run the stub engines; gives the port of each by its name."""
+    wanted = names((*ONE_LEG, *BOTH_LEGS))
+    with started([sys.executable, str(ROOT / "benchmarks/router_stub.py"), *wanted]) as running:
+        assert running.stdout
+        yield dict(zip(wanted, map(int, running.stdout.readline().split()), strict=True))
+
+
+@contextlib.contextmanager
+def router(name: str, ports: dict[str, int], roles: Sequence[str], peers: Path | None = None) -> Iterator[Running]:
+    """Run a router in front of the engines of these roles, and wait until it answers."""
+    opened = _pdflow(ports, roles) if peers is None else _peer(peers / "bin" / name, name, ports, roles)
+    with opened as running:
+        _wait(running.port)
+        yield running
+
+
+@contextlib.contextmanager
+def _pdflow(ports: dict[str, int], roles: Sequence[str]) -> Iterator[Running]:
+    pools = "".join(POOL % (role, role, REPLICAS, BLOCK_SIZE) for role in roles)
+    environment = {**os.environ, LOCAL_VARIABLE: new_secret()}
+    with tempfile.TemporaryDirectory() as folder:
+        scenario = Path(folder) / "router.toml"
+        scenario.write_text(SCENARIO + pools)
+        command = [sys.executable, "-m", "pdflow_runtime.router.front", str(scenario), "--child"]
+        with started(command, environment) as running:
+            assert running.stdin
+            assert running.stdout
+            at = {name: Coordinates(LOOPBACK, ports[name]) for name in names(roles)}
+            for news in (*(EngineAddress(name, here, here) for name, here in at.items()), AllReported()):
+                running.stdin.write(msgspec.json.encode(news).decode() + "\n")
+            running.stdin.flush()
+            url = running.stdout.readline()
+            if not url:
+                raise RuntimeError(f"pdflow's router did not start: run {' '.join(command)}")
+            yield Running(int(url.rpartition(":")[2]), running.pid)
+
+
+@contextlib.contextmanager
+def _peer(command: Path, name: str, ports: dict[str, int], roles: Sequence[str]) -> Iterator[Running]:
+    port, metrics = free_ports(2)
+    urls = {engine: f"http://{LOOPBACK}:{ports[engine]}" for engine in names(roles)}
+    if roles == ONE_LEG:
+        engines = ["--worker-urls", *urls.values()]
     else:
-        import trio
+        engines = ["--vllm-pd-disaggregation" if name == "vllm-router" else "--pd-disaggregation"]
+        for engine, url in urls.items():
+            engines += ["--prefill" if engine.startswith("prefill") else "--decode", url]
+    common = ["--host", LOOPBACK, "--port", str(port), "--prometheus-port", str(metrics), "--policy", "round_robin"]
+    quiet = ["--log-level", "warning"] if name == "vllm-router" else ["--log-level", "error", "--backend", "vllm"]
+    program = [str(command.with_name("python")), str(command), *(["launch"] if name == "smg" else [])]
+    with started([*program, *common, *quiet, *engines], output=subprocess.DEVNULL) as running:
+        yield Running(port, running.pid)
 
-        trio.run(router, int(sys.argv[2]), "--pd" in sys.argv)
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server((LOOPBACK, 0))) for _ in range(count)]
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+def _wait(port: int) -> None:
+    """Wait until the router answers a request with a stream. RuntimeError if it never does."""
+    asked = json.dumps({"model": "stub", "prompt": "x", "max_tokens": 1, "stream": True})
+    until, seen = time.monotonic() + START_S, "nothing"
+    while time.monotonic() < until:
+        connection = http.client.HTTPConnection(LOOPBACK, port, timeout=5)
+        try:
+            connection.request("POST", "/v1/completions", asked, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            seen = answer.read().decode()
+            if answer.status == 200 and "[DONE]" in seen:
+                return
+        except OSError as error:
+            seen = str(error)
+        finally:
+            connection.close()
+        time.sleep(0.2)
+    raise RuntimeError(f"the router at port {port} did not stream an answer within {START_S:g} s, but sent: {seen}")

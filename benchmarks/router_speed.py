@@ -1,32 +1,31 @@
-"""The router's HTTP side beside uvicorn with aiohttp: python -m benchmarks.router_speed [--peer-python PYTHON]
+"""pdflow's router compared with vllm-router and smg: python -m benchmarks.router_speed [--peers DIR]
 
-Backends are stubs (router_processes.py), everything is on loopback, each part is a process. CPU is the router's process
-alone, by its own count. Chunks are relayed at 20 ms each; requests are of 1 KiB with 32 chunks that come at once, over
-32 connections; added time to first token is at 100 requests/s, half of them past the router, drawn one by one, so that
-both halves see the same machine. Each figure is the median of the rounds, with the least and the most in brackets.
-
-The peer needs uvicorn, uvloop, httptools, starlette and aiohttp in PYTHON's environment, and is left out without.
+Engines are stubs (router_stub.py), everything is on loopback, each router is one process (router_processes.py), which
+chooses among two engines of each kind, and among two P and two D. CPU is that of all its processes, user and system.
+Chunks are relayed at 20 ms each; requests are of 1 KiB with 32 chunks that come at once, over 32 connections; added
+time to first token is at 100 requests/s, half of them past the router, drawn one by one, so that both halves see the
+same machine. Routers take turns in each round; each figure is the median of the rounds, with the least and the most in
+brackets. At the end: requests/s with one and two processes of pdflow's router in front of the same engines, where
+clients choose between the two.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.runtime.support.tied import tied
+from benchmarks.router_processes import BOTH_LEGS, INSTALL, ONE_LEG, PDFLOW, PEERS, Running, engines, router
 
-HERE = Path(__file__).resolve().parent
+LEGS = {"one leg": ONE_LEG, "P and D": BOTH_LEGS}
 END = b"0\r\n\r\n"
 AT = b'"at":'
 
@@ -68,6 +67,10 @@ class Client(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now = time.monotonic_ns()
         marks = data.split(AT)[1:]
+        if self.first and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
+            self.done.set_exception(RuntimeError(f"the router refused a request: {data.decode()}"))
+            self.transport.abort()
+            return
         if self.first and marks:
             self.first = False
             self.firsts_ns.append(now - self.asked_ns)
@@ -94,45 +97,41 @@ class Client(asyncio.Protocol):
 def request(chunks: int, pace_ms: float) -> bytes:
     fields = {"model": "stub", "prompt": "x" * 900, "max_tokens": chunks, "stream": True, "pace_ms": pace_ms}
     body = json.dumps(fields).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: stub\r\nx-request-id: r1\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nx-request-id: r1\r\ncontent-type: application/json\r\n"
     return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
-async def cpu_ns(port: int) -> int:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /cpu HTTP/1.1\r\nhost: r\r\nconnection: close\r\n\r\n")
-    answer = await reader.read()
-    writer.close()
-    return int(answer.rpartition(b"\r\n\r\n")[2])
-
-
-async def ask_all(port: int, count: int, times: int, asked: bytes) -> list[Client]:
+async def ask_all(ports: Sequence[int], count: int, times: int, asked: bytes) -> list[Client]:
+    """Ask over so many connections, in turn to these ports."""
     loop = asyncio.get_running_loop()
-    clients = [(await loop.create_connection(lambda: Client(asked, times), "127.0.0.1", port))[1] for _ in range(count)]
+    clients: list[Client] = []
+    for number in range(count):
+        port = ports[number % len(ports)]
+        clients.append((await loop.create_connection(lambda: Client(asked, times), "127.0.0.1", port))[1])
     await asyncio.gather(*(client.done for client in clients))
     return clients
 
 
-async def chunk_cost(port: int, streams: int, chunks: int) -> dict[str, float]:
-    """Microseconds of CPU per relayed chunk, and its transit from the engine to the client."""
-    before = await cpu_ns(port)
-    clients = await ask_all(port, streams, 1, request(chunks, 20))
-    used = await cpu_ns(port) - before
+async def chunk_cost(running: Running, streams: int, chunks: int, legs: str) -> dict[str, float]:
+    """Microseconds of CPU per relayed chunk, requests included, and its transit from the engine to the client."""
+    before = running.cpu_ns()
+    clients = await ask_all([running.port], streams, 1, request(chunks, 20))
+    used = running.cpu_ns() - before
     transits = sorted(ns for client in clients for ns in client.transits_ns)
     assert sum(client.chunks for client in clients) == streams * chunks
     return {
-        f"CPU us/chunk, {streams} streams": used / 1e3 / (streams * chunks),
-        f"chunk transit p50 ms, {streams} streams": quantile(transits, 0.5) / 1e6,
-        f"chunk transit p99 ms, {streams} streams": quantile(transits, 0.99) / 1e6,
+        f"CPU us/chunk, {streams} streams, {legs}": used / 1e3 / (streams * chunks),
+        f"chunk transit p50 ms, {streams} streams, {legs}": quantile(transits, 0.5) / 1e6,
+        f"chunk transit p99 ms, {streams} streams, {legs}": quantile(transits, 0.99) / 1e6,
     }
 
 
-async def request_cost(port: int, times: int, legs: str) -> dict[str, float]:
+async def request_cost(routers: Sequence[Running], times: int, legs: str) -> dict[str, float]:
     """Microseconds of CPU per request, and requests per second with the generator on the same cores."""
-    before, began = await cpu_ns(port), time.monotonic()
-    await ask_all(port, 32, times, request(32, 0))
+    before, began = sum(running.cpu_ns() for running in routers), time.monotonic()
+    await ask_all([running.port for running in routers], 32, times, request(32, 0))
     took = time.monotonic() - began
-    used = await cpu_ns(port) - before
+    used = sum(running.cpu_ns() for running in routers) - before
     return {f"CPU us/request, {legs}": used / 1e3 / (32 * times), f"requests/s, {legs}": 32 * times / took}
 
 
@@ -167,62 +166,63 @@ def quantile(ordered: Sequence[int], q: float) -> int:
     return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
 
 
-@contextlib.contextmanager
-def process(*command: str) -> Iterator[int]:
-    """Its port, while it runs, and no longer than we do."""
-    with subprocess.Popen(tied(*command), stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as running:
-        assert running.stdout
-        try:
-            yield int(running.stdout.readline())
-        finally:
-            running.terminate()
-
-
-async def measured(command: Sequence[str], engine: int, load: Load) -> dict[str, float]:
+async def measured(name: str, ports: dict[str, int], load: Load, peers: Path | None = None) -> dict[str, float]:
     """One round of one router: one leg, then two."""
     figures: dict[str, float] = {}
-    with process(*command, str(engine)) as router:
-        await ask_all(router, 32, 2, request(32, 0))  # connections and caches are warm
-        for streams in load.streams:
-            figures |= await chunk_cost(router, streams, load.chunks)
-        figures |= await request_cost(router, load.times, "one leg")
-        figures |= await first_tokens(engine, router, load.seconds, "one leg")
-    with process(*command, str(engine), "--pd") as router:
-        await ask_all(router, 32, 2, request(32, 0))
-        figures |= await request_cost(router, load.times, "P and D")
-        figures |= await first_tokens(engine, router, load.seconds, "P and D")
+    for legs, roles in LEGS.items():
+        with router(name, ports, roles, peers) as running:
+            await ask_all([running.port], 32, 2, request(32, 0))  # connections and caches are warm
+            for streams in load.streams:
+                figures |= await chunk_cost(running, streams, load.chunks, legs)
+            figures |= await request_cost([running], load.times, legs)
+            figures |= await first_tokens(ports[f"{roles[-1]}-0"], running.port, load.seconds, legs)
     return figures
 
 
-def available(python: str) -> bool:
-    imports = "import aiohttp, httptools, starlette, uvicorn, uvloop"
-    return subprocess.run([python, "-c", imports], check=False, capture_output=True).returncode == 0
+async def measured_together(count: int, ports: dict[str, int], load: Load) -> dict[str, float]:
+    """One round of so many of pdflow's routers in front of the same engines."""
+    figures: dict[str, float] = {}
+    for legs, roles in LEGS.items():
+        with ExitStack() as stack:
+            routers = [stack.enter_context(router(PDFLOW, ports, roles)) for _ in range(count)]
+            await ask_all([running.port for running in routers], 32, 2, request(32, 0))
+            figures |= await request_cost(routers, load.times, legs)
+    return figures
+
+
+def show(rounds: dict[str, list[dict[str, float]]]) -> None:
+    print(f"{'':44}" + "".join(f"{name:>28}" for name in rounds))
+    for figure in next(iter(rounds.values()))[0]:
+        values = ([results[figure] for results in of_one] for of_one in rounds.values())
+        shown = (f"{statistics.median(seen):9.2f} [{min(seen):7.2f} ..{max(seen):8.2f}]" for seen in values)
+        print(f"{figure:44}" + "".join(f"{text:>28}" for text in shown))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", default=sys.executable)
+    parser.add_argument("--peers", type=Path, metavar="DIR", help="a virtual environment with the peers")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="a third of the work")
     args = parser.parse_args()
-    routers = {"pdflow": (sys.executable, str(HERE / "router_processes.py"), "router")}
-    if available(args.peer_python):
-        routers["uvicorn+aiohttp"] = (args.peer_python, str(HERE / "router_peer.py"))
-    else:
-        print("no peer: pip install uvicorn uvloop httptools starlette aiohttp, or name a --peer-python that has them")
+    folders: dict[str, Path | None] = {PDFLOW: None}
+    for name, version in PEERS.items():
+        if args.peers is not None and (args.peers / "bin" / name).is_file():
+            folders[name] = args.peers
+        else:
+            print(f"{name} {version} is left out: {INSTALL}")
     load = Load(chunks=50, times=30, seconds=3) if args.quick else Load()
     busy = os.getloadavg()[0]
-    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in routers}
-    with process(sys.executable, str(HERE / "router_processes.py"), "engine") as engine:
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
+    together: dict[str, list[dict[str, float]]] = {"one process": [], "two processes": []}
+    with engines() as ports:
         for _ in range(args.rounds):
-            for name, command in routers.items():
-                rounds[name].append(asyncio.run(measured(command, engine, load)))
+            for name, folder in folders.items():
+                rounds[name].append(asyncio.run(measured(name, ports, load, folder)))
+            for count, results in enumerate(together.values(), 1):
+                results.append(asyncio.run(measured_together(count, ports, load)))
     print(f"load average {busy:.1f} before and {os.getloadavg()[0]:.1f} after, {os.cpu_count()} processors")
-    print(f"{'':40}" + "".join(f"{name:>28}" for name in routers))
-    for figure in rounds["pdflow"][0]:
-        values = ([results[figure] for results in rounds[name]] for name in routers)
-        shown = (f"{statistics.median(seen):9.2f} [{min(seen):7.2f} ..{max(seen):8.2f}]" for seen in values)
-        print(f"{figure:40}" + "".join(f"{text:>28}" for text in shown))
+    show(rounds)
+    show(together)
 
 
 if __name__ == "__main__":

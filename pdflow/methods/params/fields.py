@@ -11,7 +11,8 @@ lease word that is not read is a stale read), so an unknown key must not be igno
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -91,37 +92,42 @@ def spec_of(field: attrs.Attribute[Any]) -> Spec:
     return spec
 
 
+@cache
+def specs_of(params: type[Any]) -> tuple[tuple[str, Spec], ...]:
+    """Return the fields of a class, by name, looked up once: a router reads and writes parameters for each request."""
+    return tuple((field.name, spec_of(field)) for field in attrs.fields(params))
+
+
 def structure(into: type[T], value: object, *, location: str = "kv_transfer_params", closed: bool = False) -> T:
     """Return `value`, which JSON gave, as an `into`. ParamsError for the first thing wrong."""
     found = mapping(value, location)
-    fields = attrs.fields(into)  # type: ignore[arg-type]
+    specs = specs_of(into)  # type: ignore[arg-type]
     if closed:
-        known = [field.name for field in fields]
+        known = [name for name, _ in specs]
         for key in found:
             if key not in known:
                 name = quoted(key) if isinstance(key, str) else shown(key)
                 raise ParamsError(location, f"has the unknown key {name}", f"no keys but {', '.join(known)}")
     values = {}
-    for field in fields:
-        spec = spec_of(field)
-        if field.name in found:
-            values[field.name] = spec.kind.freeze(found[field.name])
+    for name, spec in specs:
+        if name in found:
+            values[name] = spec.kind.freeze(found[name])
         elif spec.required:
-            raise ParamsError(field.name, "is missing" + _instead(field.name, found, fields), spec.expected)
+            raise ParamsError(name, "is missing" + _instead(name, found, specs), spec.expected)
     return into(**values)
 
 
 def plain(params: Any) -> dict[str, Any]:
     """Return `params` as a JSON object, keys in the order of its class."""
     written = {}
-    for field in attrs.fields(type(params)):
-        spec, value = spec_of(field), getattr(params, field.name)
+    for name, spec in specs_of(type(params)):  # type: ignore[arg-type]
+        value = getattr(params, name)
         if spec.kind is UNREAD:
             continue
         if value is not None:
-            written[field.name] = spec.kind.thaw(value)
+            written[name] = spec.kind.thaw(value)
         elif spec.null:
-            written[field.name] = None
+            written[name] = None
     return written
 
 
@@ -151,9 +157,9 @@ def nested(into: type[Any], location: str, expected: str) -> Kind:
     return Kind(expected=expected, problem=problem, freeze=freeze, thaw=plain)
 
 
-def _instead(name: str, found: Mapping[Any, Any], fields: Any) -> str:
+def _instead(name: str, found: Mapping[Any, Any], specs: Iterable[tuple[str, Spec]]) -> str:
     """Return " (is X meant for it?)" if an unknown key is similar to the missing one; otherwise ""."""
-    known = {field.name for field in fields}
+    known = {known_name for known_name, _ in specs}
     unknown = [key for key in found if isinstance(key, str) and key not in known and len(key) <= 2 * len(name)]
     close = difflib.get_close_matches(name, sorted(unknown), n=1, cutoff=0.75)
     return f" (is {quoted(close[0])} meant for it?)" if close else ""

@@ -29,9 +29,11 @@ RECENT: Final = 4
 DONE: Final = b"data: [DONE]\n"
 
 # No text of an answer holds these: quotes are escaped there.
-_completion_tokens: Final = re.compile(rb'"completion_tokens":([0-9]+)')
-_no_token: Final = re.compile(rb'data: \[DONE\]\n|"choices":\[\]')
-_finish_reason: Final = re.compile(rb'"finish_reason":"([a-z_]+)"')
+COMPLETION_TOKENS: Final = b'"completion_tokens":'
+NO_CHOICES: Final = b'"choices":[]'
+FINISH_REASON: Final = b'"finish_reason":"'
+_number: Final = re.compile(rb"[0-9]+")
+_reason: Final = re.compile(rb'[a-z_]+(?=")')
 
 
 class TokenIntervals:
@@ -119,11 +121,17 @@ class PassingAnswer:
         `chat`: the first event is the role alone."""
         text = b"".join(self._recent)
         if self._pending:
-            tokens = self._pending - len(_no_token.findall(text))
+            tokens = self._pending - text.count(DONE) - text.count(NO_CHOICES)
             if tokens > 0:
                 self._intervals.add(self._pending_ns, tokens)
         self._pending = 0
-        reasons = _finish_reason.findall(text)
-        used = _completion_tokens.findall(text)
-        tokens = int(used[-1]) if used else known_tokens or self._events - (DONE in text) - chat
-        return EndedAnswer(max(tokens, self.tokens_so_far), reasons[-1].decode() if reasons else "")
+        used = _last(text, COMPLETION_TOKENS, _number)
+        tokens = int(used) if used else known_tokens or self._events - (DONE in text) - chat
+        return EndedAnswer(max(tokens, self.tokens_so_far), _last(text, FINISH_REASON, _reason).decode())
+
+
+def _last(text: bytes, key: bytes, value: re.Pattern[bytes]) -> bytes:
+    """Return the value behind the last such key; b"" if there is none."""
+    at = text.rfind(key)
+    found = None if at < 0 else value.match(text, at + len(key))
+    return b"" if found is None else found[0]

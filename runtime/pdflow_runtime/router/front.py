@@ -48,6 +48,7 @@ from pdflow_runtime.process.addresses import (
     read_news,
     url_of,
 )
+from pdflow_runtime.process.collector import collect_rarely
 from pdflow_runtime.process.component import arguments, record_of, run_component
 from pdflow_runtime.process.malloc import keep_returning, limit_heap
 from pdflow_runtime.process.processes import drain_on_signal, read_stdin
@@ -383,6 +384,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--listener", type=int, metavar="FD", help="accept connections at this inherited socket")
     asked = parser.parse_args(args)
     limit_heap()
+    collect_rarely()
     return run_component(asked, ROUTER, lambda scenario: front(scenario, asked.child, record_of(asked), asked.listener))
 
 
