@@ -40,6 +40,7 @@ from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import config_of, folder_of, is_synthetic, need_torch, weights_bytes
 from pdflow_runtime.observe.record import Record
+from pdflow_runtime.observe.spans import check_traces
 from pdflow_runtime.process.addresses import (
     DrainOrder,
     EngineAddress,
@@ -375,6 +376,7 @@ def prepare(scenario: ResolvedScenario) -> socket.socket:
         )
         raise ScenarioError([Problem(scenario.path, "serve.router", problem)])
     tls_of(scenario)
+    check_traces(scenario)
     if stores_of(scenario):
         check_server(scenario)
     if not is_loopback(serve_config.engine_host):

@@ -37,6 +37,7 @@ from pdflow_runtime.nodes.models import open_prompts
 from pdflow_runtime.observe.access_log import AccessLog
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
+from pdflow_runtime.observe.spans import spans_of
 from pdflow_runtime.process.addresses import (
     AllReported,
     DrainOrder,
@@ -53,10 +54,12 @@ from pdflow_runtime.process.processes import drain_on_signal, read_stdin
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.call import Call
+from pdflow_runtime.router.call_record import CallRecord
 from pdflow_runtime.router.choices import Several
 from pdflow_runtime.router.cluster_metrics import ClusterMetrics
 from pdflow_runtime.router.model_api import ModelApi
 from pdflow_runtime.router.prompts import Prompts
+from pdflow_runtime.router.request_traces import RequestTrace, RequestTraces, trace_of, without_trace
 from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import SESSION, governed_of, seats_of, session_of
 from pdflow_runtime.router.tokenizer_pool import TokenizerPool
@@ -102,10 +105,13 @@ class Front:
         self.checks_every_host = False
         """Whether every request is checked; else those of operators are."""
         self.access_log: AccessLog | None = None
+        self.traces: RequestTraces | None = None
         self.here: Coordinates
         """The address at which clients connect."""
 
     async def __call__(self, request: HttpRequest, responder: Responder) -> None:
+        if self.traces is not None:
+            responder.details = self.traces.begin(request, responder.begun_ns)
         try:
             await self._answer(request, responder)
         except OpenAIError as error:
@@ -162,8 +168,10 @@ class Front:
         for tokens in prompts:
             self.prompts.check_length(len(tokens), asked.asked.max_tokens or 1)
         forwarded = tuple(header for header in request.headers if header[0] in FORWARDED)
+        trace = responder.details if isinstance(responder.details, RequestTrace) else None
         if len(prompts) * asked.asked.n > 1:
-            several = Several(self.node.client, self.here, request.path, forwarded, responder)
+            headers = forwarded if trace is None else trace.replace_in(forwarded)
+            several = Several(self.node.client, self.here, request.path, headers, responder)
             await several.answer(asked.fields, prompts, asked.asked)
             return
         named = request.header(b"x-request-id")
@@ -173,7 +181,7 @@ class Front:
             request.path,
             asked.fields,
             prompts[0],
-            headers=forwarded,
+            headers=forwarded if trace is None else without_trace(forwarded),
             answered=answered,
             responder=responder,
             session=session,
@@ -183,13 +191,16 @@ class Front:
             begun_ns=responder.begun_ns,
             intervals=self.node.meter.intervals,
         )
+        call.trace = call.record.trace = trace
         responder.details = call.record
         await self.node.serve(call)
 
     def ended(self, request: EndedRequest) -> None:
         """Record a request that has been answered or refused (`http/ended.py`)."""
-        if request.status >= 400 and request.details is None:
+        if request.status >= 400 and not isinstance(request.details, CallRecord):
             self.node.meter.refused(request.status)
+        if self.traces is not None and (trace := trace_of(request)) is not None:
+            trace.end(request)
         if self.access_log is not None:
             self.access_log.add(request)
 
@@ -230,6 +241,8 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     app.checks_every_host = is_loopback(serve_config.host)
     if serve_config.access_log != "off":
         app.access_log = AccessLog(serve_config.access_log, prompts.model, node.meter.log_lines_dropped.inc)
+    if (spans := spans_of(scenario, ROUTER, follows=False)) is not None:
+        app.traces = RequestTraces(spans, prompts.model)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
@@ -295,6 +308,8 @@ async def serve(
         nursery.start_soon(app.admin.run)
         if app.access_log is not None:
             nursery.start_soon(app.access_log.run)
+        if app.traces is not None:
+            nursery.start_soon(app.traces.spans.run)
         if child:
             known, removed = trio.Event(), list[str]()
 
