@@ -64,7 +64,10 @@ class RequestTrace:
         return (*without_trace(headers), *self.spans.headers_of(self.span))
 
     def leg(self, role: str, request_id: RequestId, address: EngineAddress) -> LegTrace:
-        """Begin the span of a leg, which is about to be sent."""
+        """Begin the span of a leg, which is about to be sent. A request that is not sampled has one span, of which
+        engines learn that it is not."""
+        if not self.span.is_recording():
+            return LegTrace(self, self.span)
         attributes: Attributes = {
             "pdflow.attempt": request_id,
             "pdflow.engine": address.engine,

@@ -4,7 +4,10 @@ instants that the access log has; and no effect of an export that fails."""
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,6 +34,8 @@ OF_CLIENT = "b7ad6b7169203331"
 SERVER, CLIENT, INTERNAL = 2, 3, 1
 ROUNDING_MS = 0.002
 """Of the stages in the access log, and of a span's two ends."""
+ROW = re.compile(r"^ *[\d.]+ +[\d.]+ +(\D.*?) {2,}(\S+)", re.MULTILINE)
+"""Of a printed tree: the name of a span, and its process."""
 CLOCKS_NS = 20_000_000
 """How far apart the clocks of two processes of one host may be read."""
 
@@ -92,6 +97,9 @@ def test_a_trace_is_a_tree_of_router_legs_and_stages(tmp_path: Path) -> None:
     assert [stage.name for stage in traced.children(prefill)] == ["p_queue", "prefill", "xfer_post", "xfer_wire"]
     assert [stage.name for stage in traced.children(decode)] == ["d_admit", "transfer", "first_decode", "decode"]
     check_stages(traced, (prefill, decode), line)
+    script = [sys.executable, ROOT / "examples/span_tree.py", path]
+    tree = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    assert sorted(ROW.findall(tree)) == sorted((span.name, span.process) for span in traced.spans), tree
 
 
 def engine_of(traced: Traced, leg: TracedSpan) -> TracedSpan:
