@@ -69,7 +69,7 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     builder = LiveBuilder(scenario, transport_at(scenario))
     node, make_api = opened(builder, name)
     node.secured_by(secret, tls)
-    spans = spans_of(scenario, name, follows=True)
+    spans = spans_of(scenario, name, follows=True) if isinstance(node, LiveEngineNode) else None
     ports = [listener.getsockname()[1] for listener in listeners]
     http, ranks = (Coordinates(host, port) for port in ports)
     address = EngineAddress(name, http, ranks, node.config.incarnation, wall_ns())

@@ -123,6 +123,20 @@ def check_stages(traced: Traced, engines: tuple[TracedSpan, ...], line: AccessLi
     assert {name: lasted[name] for name in line.stages_ms} == pytest.approx(line.stages_ms, abs=ROUNDING_MS)
 
 
+def test_an_engine_that_computes_the_prompt_too(tmp_path: Path) -> None:
+    path = tmp_path / "spans.jsonl"
+    alone = "router.disaggregate_above_tokens=1000"
+    with served(tmp_path, REFERENCE, *SMALL, alone, f"serve.traces={path}") as cluster:
+        trio.run(ask, cluster, of_trace(1))
+    traced = Traced(path)
+    (root,) = (span for span in traced.of_trace(trace_id(1)) if span.parent_id == OF_CLIENT)
+    engine = engine_of(traced, traced.child(root, "decode leg"))
+    stages = traced.children(engine)
+    assert [stage.name for stage in stages] == ["p_queue", "prefill", "decode"]
+    assert all(stage.within(engine) for stage in stages)
+    assert stages[0].begun_ns == engine.begun_ns
+
+
 def test_each_request_has_one_trace(tmp_path: Path) -> None:
     """A request without traceparent begins a trace; one that is not sampled has none; several answers share one."""
     path = tmp_path / "spans.jsonl"
