@@ -116,6 +116,7 @@ EXCEPTIONS: Final = {
     "pdflow/results/files/merge_events.py": Permit("merges events files", touches_files=True),
     "runtime/pdflow_runtime/clock.py": Permit("reads the clocks", "time"),
     "runtime/pdflow_runtime/engines/weight_hash.py": Permit("hashes files by several threads", "concurrent"),
+    "runtime/pdflow_runtime/observe/spans.py": Permit("makes spans, by an extra", "opentelemetry"),
     "runtime/pdflow_runtime/store/server.py": Permit("asks a server, by an extra", "valkey"),
     "sim/pdflow_sim/check/search/campaign.py": Permit(
         "walks in processes, until the time is over", "concurrent multiprocessing time"

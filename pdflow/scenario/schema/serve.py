@@ -161,6 +161,15 @@ class Serve:
             "lines that the router writes to stderr when a request has ended: none, key=value pairs, or JSON"
         ),
     )
+    traces: str = field(
+        default="off",
+        metadata=field_doc(
+            "where the router and the engines export OpenTelemetry spans of requests: off; the http:// or https:// URL "
+            "of a collector (OTLP); or a file, relative to the scenario file, to which each process appends lines of "
+            "OTLP/JSON",
+            NOT_EMPTY,
+        ),
+    )
     threads: int = field(default=1, metadata=field_doc("number of compute threads of each engine", AT_LEAST_ONE))
     drain_s: float = field(
         default=30.0,

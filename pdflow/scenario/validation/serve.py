@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Final
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.scenario.reading.convert import Complaint
@@ -10,10 +12,15 @@ from pdflow.scenario.schema.serve import Serve
 from pdflow.scenario.schema.transfer import Transfer
 from pdflow.scenario.store_url import read_store_url
 
+_COLLECTOR: Final = re.compile(r"https?://[^\s/@?#]+(?:/[^\s@?#]*)?")
+
 
 def check_serve(serve: Serve, transfer: Transfer | None) -> Iterator[Complaint]:
     """Check a store's URL, and that the store keeps blocks after their prompts end: only these are looked up at a
     server. Methods without a store ignore the URL, as every other key of a store."""
+    if "://" in serve.traces and not _COLLECTOR.fullmatch(serve.traces):
+        expected = "off, a file, or http://HOST:PORT of a collector; credentials go into OTEL_EXPORTER_OTLP_HEADERS"
+        yield Complaint(("serve", "traces"), f"is {serve.traces!r}, expected {expected}")
     if serve.store_url is None:
         return
     try:

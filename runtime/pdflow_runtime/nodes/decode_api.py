@@ -102,6 +102,7 @@ class DecodeApi(EngineApi[LiveDecodeNode]):
                 pair.leg_arrived.set()
                 if pair.first is not None:
                     node.set_first_token(leg, pair.first.token)
+        self.traced(asked, leg.begun_ns)
         try:
             async with aclosing(self._pieces(leg, asked.asked, pair, given)) as pieces:
                 if asked.asked.stream:

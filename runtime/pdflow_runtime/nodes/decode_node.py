@@ -251,6 +251,8 @@ class LiveDecodeNode(LiveEngineNode):
             leg.stages_ns.update(p_queue=start - leg.begun_ns, prefill=now_ns() - start)
             self.event_log.passed(leg.request_id, "route", leg.begun_ns)
             self.event_log.passed(leg.request_id, "p_queue", start)
+            if self.traces is not None:
+                self.traces.alone(leg.request_id, leg.begun_ns, leg.stages_ns)
         else:
             self.passed(leg, "first_decode")
         self.event_log.passed(leg.request_id, TOKEN)
@@ -261,6 +263,8 @@ class LiveDecodeNode(LiveEngineNode):
         if effect.code is Code.WEIGHTS and leg.source is not None:
             self._refused_weights(leg.source, leg.source_weights)
         leg.send_channel.send_nowait(effect.code)
+        if self.traces is not None:
+            self.traces.ended(leg.request_id, effect.code, now_ns())
 
     def _refused_weights(self, source: EngineId, weights: int) -> None:
         """Log a refusal of KV for its weights, once for each source: every request from that source ends like this."""
@@ -280,7 +284,7 @@ class LiveDecodeNode(LiveEngineNode):
         """Record that the leg has passed this stage."""
         now = now_ns()
         leg.stages_ns[stage] = now - leg.step_ns
-        self.stage(stage, leg.step_ns, now)
+        self.stage(leg.request_id, stage, leg.step_ns, now)
         leg.step_ns = now
 
     def known(self) -> list[Known]:

@@ -15,13 +15,14 @@ from msgspec import UNSET, UnsetType
 
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.messages import Code
+from pdflow.protocol.values import Instant
 from pdflow.protocol.wire.checks import id_problem
 from pdflow_runtime.clock import wall_s
 from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.engines.sampling.constraints import Constraints
 from pdflow_runtime.engines.sampling.logprobs import PromptScores
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, HttpRequest
+from pdflow_runtime.http.messages import JSON, Headers, HttpRequest
 from pdflow_runtime.http.openai.answers import (
     DONE,
     AnswerFormat,
@@ -65,6 +66,8 @@ class LegAsked(NamedTuple):
     """The token ids of the prompt."""
     answer: AnswerFormat
     """The form of the answer that the client gets."""
+    headers: Headers = ()
+    """The headers of the router's request."""
 
     @property
     def asked(self) -> AnswerOptions:
@@ -147,11 +150,16 @@ class EngineApi(ComponentApi, Generic[_Node]):
         answer = form(request_id, wall_s(), self.prompts.model)
         tokens = self.prompts.truncated(tokens, asked.asked)
         try:
-            await self.complete(LegAsked(request_id, asked, tokens, answer), responder)
+            await self.complete(LegAsked(request_id, asked, tokens, answer, request.headers), responder)
         except ParamsError as error:
             raise OpenAIError(400, f"kv_transfer_params: {error}", param="kv_transfer_params") from None
         except KeyError as error:
             raise OpenAIError(409, str(error.args[0])) from None
+
+    def traced(self, leg: LegAsked, begun_ns: Instant) -> None:
+        """Begin the span of a leg that the node has begun."""
+        if self.node.traces is not None:
+            self.node.traces.begin(leg.request_id, leg.headers, begun_ns)
 
     def between(self, leg: LegAsked) -> Between:
         """Read from the request's body what its two legs tell each other. OpenAIError."""

@@ -31,6 +31,7 @@ class PrefillApi(EngineApi[LivePrefillNode]):
         node.update_stores(request_params.stores)
         sampling = self.sampling(asked.asked, len(tokens)) if between.returns_first_token else None
         leg = node.begin(asked.request_id, request_params.xid, tokens, sampling)
+        self.traced(asked, leg.begun_ns)
         try:
             await leg.answered.wait()
         finally:
@@ -79,6 +80,7 @@ class PrefillApi(EngineApi[LivePrefillNode]):
             )
         scores = scores_of(tokens, asked)
         leg = node.begin_alone(whole.request_id, tokens, self.sampling(asked, len(tokens)), scores)
+        self.traced(whole, leg.begun_ns)
         try:
             await leg.answered.wait()
         finally:

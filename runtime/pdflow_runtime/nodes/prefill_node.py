@@ -240,8 +240,8 @@ class LivePrefillNode(LiveEngineNode):
         leg.noted = True
         start = leg.job.seq.start_ns
         leg.stages_ns.update(p_queue=start - leg.begun_ns, prefill=at - start)
-        self.stage("p_queue", leg.begun_ns, start)
-        self.stage("prefill", start, at)
+        self.stage(leg.request_id, "p_queue", leg.begun_ns, start)
+        self.stage(leg.request_id, "prefill", start, at)
         self.event_log.passed(leg.request_id, "p_queue", start)
         self.event_log.passed(leg.request_id, "prefill", at)
 
@@ -266,7 +266,9 @@ class LivePrefillNode(LiveEngineNode):
                     rank.meter.expired()
 
     def forget(self, port: Port, effect: Forget) -> None:
-        del self.legs[effect.handle]
+        leg = self.legs.pop(effect.handle)
+        if self.traces is not None:
+            self.traces.ended(leg.request_id, leg.code, now_ns())
 
     def known(self) -> list[Known]:
         return [Known(leg.request_id, self._state(leg), leg.begun_ns) for leg in self.legs.values()]

@@ -18,13 +18,13 @@ from pdflow.layout.shapes import KvShape
 from pdflow.protocol.effects import Fence, Flush, Handshake, Send
 from pdflow.protocol.ids import EngineInfo, rank_address
 from pdflow.protocol.producer.rank import ProducerRank
-from pdflow.protocol.values import Address, EngineId, Instant
+from pdflow.protocol.values import Address, EngineId, Instant, RequestId
 from pdflow.serving.core import Core, Endpoint, Port
-from pdflow_runtime.clock import now_ns
 from pdflow_runtime.nodes.links import RankLinks
 from pdflow_runtime.nodes.node import LiveNode
 from pdflow_runtime.nodes.rank_memory import AdoptedMemory, KvLocation, StagingFactory
 from pdflow_runtime.nodes.ranks import LayoutBook, Rank
+from pdflow_runtime.observe.engine_traces import EngineTraces
 from pdflow_runtime.observe.metrics import Meter, TransferMeter
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.tls import Tls
@@ -66,6 +66,7 @@ class RankedNode(LiveNode):
         self.config: Final = config
         self.transport: Final = transport
         self.meter: Meter | None = None
+        self.traces: EngineTraces | None = None
         self.port = 0
         """The TCP port at which its ranks listen."""
         self.ranks: dict[Address, Rank] = {}
@@ -131,10 +132,12 @@ class RankedNode(LiveNode):
         for rank in self.ranks.values():
             rank.measured_by(transfers)
 
-    def stage(self, name: str, begun_ns: Instant, ended_ns: Instant | None = None) -> None:
-        """Record that a request was in this stage from `begun_ns` until `ended_ns`, or until now."""
+    def stage(self, request_id: RequestId, name: str, begun_ns: Instant, ended_ns: Instant) -> None:
+        """Record that a request was in this stage from `begun_ns` until `ended_ns`."""
         if self.meter is not None:
-            self.meter.stage(name, (now_ns() if ended_ns is None else ended_ns) - begun_ns)
+            self.meter.stage(name, ended_ns - begun_ns)
+        if self.traces is not None:
+            self.traces.stage(request_id, name, begun_ns, ended_ns)
 
     async def serve(
         self, listener: trio.SocketListener, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED

@@ -19,6 +19,7 @@ from pdflow_runtime.build import refuse_what_is_not_served
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import config_of, folder_of, is_synthetic, need_torch
 from pdflow_runtime.observe.record import Record
+from pdflow_runtime.observe.spans import check_traces
 from pdflow_runtime.process.addresses import (
     is_loopback,
     reached_at,
@@ -61,6 +62,7 @@ def prepare(scenario: ResolvedScenario) -> socket.socket:
         )
         raise ScenarioError([Problem(scenario.path, "serve.router", problem)])
     tls_of(scenario)
+    check_traces(scenario)
     api_keys_of(scenario)
     client_tls_of(scenario)
     if stores_of(scenario):

@@ -29,11 +29,14 @@ from pdflow_runtime.gpu.driver import gpus
 from pdflow_runtime.http.server import RequestHandler, serve_http
 from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.nodes.decode_api import DecodeApi
+from pdflow_runtime.nodes.engine_node import LiveEngineNode
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_model
 from pdflow_runtime.nodes.prefill_api import PrefillApi
 from pdflow_runtime.nodes.ranked_node import RankedNode
+from pdflow_runtime.observe.engine_traces import EngineTraces
 from pdflow_runtime.observe.record import Record
+from pdflow_runtime.observe.spans import spans_of
 from pdflow_runtime.process.addresses import EngineAddress, is_loopback, reached_at, read_router
 from pdflow_runtime.process.component import HEARTBEAT_S, arguments, record_of, run_component
 from pdflow_runtime.process.processes import drain_on_signal, end_process, read_stdin
@@ -67,6 +70,7 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     node, make_api = opened(builder, name)
     node.secured_by(secret, tls)
     gate = Gate(secret, name, incarnation=node.config.incarnation)
+    spans = spans_of(scenario, name, follows=True) if isinstance(node, LiveEngineNode) else None
     ports = [listener.getsockname()[1] for listener in listeners]
     http, ranks = (Coordinates(host, port) for port in ports)
     address = EngineAddress(name, http, ranks, node.config.incarnation, wall_ns())
@@ -80,6 +84,8 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     started_by = Reporter(address, Signer(secret), child_every_s, reports_tls) if child else None
     try:
         with record.of(node, scenario, node.config.incarnation):
+            if spans is not None and isinstance(node, LiveEngineNode):
+                node.traces = EngineTraces(spans, name, node.pool_role, node.event_log)
             await serve(node, address, make_api, scenario, listeners, gate, reporters, started_by)
     finally:
         await node.aclose()
@@ -130,6 +136,8 @@ async def serve(
 
         if started_by is not None:
             nursery.start_soon(read_stdin, scope, lambda line: started_by.set_router(read_router(line).at))
+        if node.traces is not None:
+            nursery.start_soon(node.traces.spans.run)
         await nursery.start(node.serve, trio.SocketListener(trio.socket.from_stdlib_socket(listeners[1])))
         api = make_api(address.kv, gate, drain)
         async with trio.open_nursery() as serving:

@@ -40,6 +40,7 @@ from pdflow_runtime.observe.passing_answers import EndedAnswer, PassingAnswer, T
 from pdflow_runtime.process.addresses import EngineAddress
 from pdflow_runtime.router.call_record import CallRecord
 from pdflow_runtime.router.passed import PassedAnswer
+from pdflow_runtime.router.request_traces import LegTrace, RequestTrace
 from pdflow_runtime.security.signed import Signer
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ class Call:
         """Called when another attempt is about to continue the answer."""
         self.begun_ns: Final = now_ns() if begun_ns is None else begun_ns
         self.record: Final = CallRecord(prompt_tokens=len(tokens))
+        self.trace: RequestTrace | None = None
         self.counts: Final = PassingAnswer(intervals)
         self.first: Callable[[bytes], None] | None = None
         """Called with the first piece of the answer, and no other."""
@@ -267,6 +269,9 @@ class Leg:
         self.leg_timeout_s: Final = leg_timeout_s
         self.signer: Final = signer
         self.headers: Final = (JSON, (b"x-request-id", request_id.encode()), *call.headers)
+        self.trace: LegTrace | None = None
+        self.code: Code | None = None
+        """How it ended; None: it has not, or was cancelled."""
 
     async def prefill(
         self, body: bytes, method: str, returns_first_token: bool = False
@@ -341,8 +346,9 @@ class Leg:
     def _asked(self, path: str, body: bytes) -> Exchange:
         at = self.address.http
         incarnation = self.address.incarnation
-        signed = self.signer.sign(self.address.engine, "POST", path, body, self.headers, incarnation)
-        return self.client.request("POST", at.host, at.port, path, (*self.headers, *signed), body)
+        headers = self.headers if self.trace is None else (*self.headers, *self.trace.headers)
+        signed = self.signer.sign(self.address.engine, "POST", path, body, headers, incarnation)
+        return self.client.request("POST", at.host, at.port, path, (*headers, *signed), body)
 
     def _refused(self, status: int, answer: bytes) -> Code:
         """Return the code of an engine's error; where the request is at fault, the client gets the engine's message."""

@@ -29,6 +29,8 @@ class CallRecord(msgspec.Struct):
     stages_ms: dict[str, float] = {}
     """Those of a later attempt replace those of an earlier one."""
     answer: EndedAnswer = EndedAnswer(0, "")
+    trace: object = None
+    """Its spans, if it has any (`request_traces.py`)."""
 
 
 def of_several(records: Sequence[CallRecord]) -> CallRecord:

@@ -39,6 +39,7 @@ from pdflow_runtime.nodes.models import open_prompts
 from pdflow_runtime.observe.access_log import AccessLog
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
+from pdflow_runtime.observe.spans import spans_of
 from pdflow_runtime.process.addresses import (
     AllReported,
     DrainOrder,
@@ -61,6 +62,7 @@ from pdflow_runtime.router.choices import Several
 from pdflow_runtime.router.cluster_metrics import ClusterMetrics
 from pdflow_runtime.router.model_api import ModelApi
 from pdflow_runtime.router.prompts import Prompts
+from pdflow_runtime.router.request_traces import RequestTrace, RequestTraces, trace_of, without_trace
 from pdflow_runtime.router.router_node import LiveRouterNode
 from pdflow_runtime.router.routing import SESSION, governed_of, seats_of, session_of
 from pdflow_runtime.router.tokenizer_pool import TokenizerPool
@@ -118,8 +120,11 @@ class Front:
         """The API keys of clients; None: clients need none."""
         self.choice_slots: Final = trio.CapacityLimiter(CHOICES)
         """Of single answers to requests for several."""
+        self.traces: RequestTraces | None = None
 
     async def __call__(self, request: HttpRequest, responder: Responder) -> None:
+        if self.traces is not None:
+            responder.details = self.traces.begin(request, responder.begun_ns)
         try:
             await self._answer(request, responder)
         except OpenAIError as error:
@@ -184,7 +189,8 @@ class Front:
             return
         named = request.header(b"x-request-id")
         answered = () if named is None else ((b"x-request-id", named),)
-        call = self._call(request, asked.asked, asked.fields, prompts[0], responder, answered)
+        trace = trace_at(responder)
+        call = self._call(request, asked.asked, asked.fields, prompts[0], responder, trace, answered)
         responder.details = call.record
         await self.node.serve(call)
 
@@ -197,9 +203,10 @@ class Front:
     ) -> None:
         """Answer a request for several answers."""
         records: list[CallRecord] = []
+        trace = trace_at(responder)
 
         async def serve(fields: Fields, prompt: list[int], to: Responder) -> None:
-            call = self._call(request, asked.asked, fields, prompt, to)
+            call = self._call(request, asked.asked, fields, prompt, to, trace)
             records.append(call.record)
             await self.node.serve(call)
 
@@ -216,14 +223,16 @@ class Front:
         fields: Fields,
         prompt: list[int],
         responder: Responder,
+        trace: RequestTrace | None,
         answered: Headers = (),
     ) -> Call:
         """Return the call for one answer."""
-        return Call(
+        forwarded = tuple(header for header in request.headers if header[0] in FORWARDED)
+        call = Call(
             request.path,
             fields,
             prompt,
-            headers=tuple(header for header in request.headers if header[0] in FORWARDED),
+            headers=forwarded if trace is None else without_trace(forwarded),
             answered=answered,
             responder=responder,
             session=session_of(request, fields),
@@ -233,11 +242,15 @@ class Front:
             begun_ns=responder.begun_ns,
             intervals=self.node.meter.intervals,
         )
+        call.trace = call.record.trace = trace
+        return call
 
     def ended(self, request: EndedRequest) -> None:
         """Record a request that has been answered or refused (`http/ended.py`)."""
-        if request.status >= 400 and request.details is None:
+        if request.status >= 400 and not isinstance(request.details, CallRecord):
             self.node.meter.refused(request.status)
+        if self.traces is not None and (trace := trace_of(request)) is not None:
+            trace.end(request)
         if self.access_log is not None:
             self.access_log.add(request)
 
@@ -248,6 +261,11 @@ class Front:
         if None in members.stores.values():
             return False
         return all(any(members.is_up(info.engine) for info in infos) for infos in (node.prefill, node.decode) if infos)
+
+
+def trace_at(responder: Responder) -> RequestTrace | None:
+    """Return the spans of the request that this responder answers, if it has any."""
+    return responder.details if isinstance(responder.details, RequestTrace) else None
 
 
 async def front(scenario: ResolvedScenario, child: bool, record: Record, descriptor: int | None = None) -> None:
@@ -279,6 +297,8 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     if serve_config.access_log != "off":
         app.access_log = AccessLog(serve_config.access_log, prompts.model, node.meter.log_lines_dropped.inc)
     app.keys, tls = api_keys_of(scenario), client_tls_of(scenario)
+    if (spans := spans_of(scenario, ROUTER, follows=False)) is not None:
+        app.traces = RequestTraces(spans, prompts.model)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
@@ -350,6 +370,8 @@ async def serve(
         if app.access_log is not None:
             nursery.start_soon(app.access_log.run)
         nursery.start_soon(keep_returning)
+        if app.traces is not None:
+            nursery.start_soon(app.traces.spans.run)
         if child:
             known, removed = trio.Event(), list[str]()
 

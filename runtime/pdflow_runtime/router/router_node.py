@@ -175,7 +175,7 @@ class LiveRouterNode(LiveNode):
             sent = self._prefill(call, leg, effect, call.answer.prefill_dispatched())
         else:
             sent = self._aggregated(call, leg, effect, self._alone(call, effect.request_id))
-        self._begin(call, "prefill", effect.request_id, sent)
+        self._begin(leg, "prefill", sent)
 
     async def _prefill(self, call: Call, leg: Leg, effect: DispatchPrefill, returns_first_token: bool) -> None:
         stores = tuple(NOT_UP if address is None else address.http for address in self.members.stores.values())
@@ -186,6 +186,7 @@ class LiveRouterNode(LiveNode):
         else:
             body = call.prefill_body(kv_params)
         params, first, code = await leg.prefill(body, self.method, returns_first_token)
+        leg.code = code
         ends = (
             returns_first_token
             and first is not None
@@ -255,9 +256,7 @@ class LiveRouterNode(LiveNode):
         if self.returns_first_token:
             call.decoding[effect.request_id] = address
             between = Between(first=call.first_token, first_follows=call.answer.decode_dispatched(effect.request_id))
-        self._begin(
-            call, "decode", effect.request_id, self._decode(leg, self._params(effect.params, source.kv), between)
-        )
+        self._begin(leg, "decode", self._decode(leg, self._params(effect.params, source.kv), between))
 
     def dispatch_alone(self, port: Port, effect: DispatchAlone) -> None:
         call, address = self.calls.get(effect.request), self.members.addresses.get(self.decode[effect.engine].engine)
@@ -266,7 +265,7 @@ class LiveRouterNode(LiveNode):
             return
         call.record.decode = address.engine
         leg = Leg(call, self.client, address, effect.request_id, self.leg_timeout_s, self.signer)
-        self._begin(call, "decode", effect.request_id, self._decode(leg, None, self._alone(call, effect.request_id)))
+        self._begin(leg, "decode", self._decode(leg, None, self._alone(call, effect.request_id)))
 
     async def _decode(self, leg: Leg, params: dict[str, Any] | None, between: Between | None) -> None:
         code = await self._answer(leg, leg.call.decode_body(params, between))
@@ -280,7 +279,7 @@ class LiveRouterNode(LiveNode):
     async def _answer(self, leg: Leg, body: bytes) -> Code:
         """Run a leg that brings an answer, and return how it ended. A leg whose answer is dropped waits until it is
         cancelled."""
-        code = await leg.decode(body)
+        code = leg.code = await leg.decode(body)
         if code is None:
             await trio.sleep_forever()
         return code
@@ -354,11 +353,12 @@ class LiveRouterNode(LiveNode):
     def _params(self, params: KvParams, at: Coordinates) -> dict[str, Any]:
         return decode_json(params, at, self.method)
 
-    def _begin(
-        self, call: Call, role: Literal["prefill", "decode"], request_id: RequestId, leg: Coroutine[Any, Any, None]
-    ) -> None:
+    def _begin(self, leg: Leg, role: Literal["prefill", "decode"], running: Coroutine[Any, Any, None]) -> None:
         """Start a leg, which can be cancelled from now on, perhaps before its task first runs. A leg that the answer
         cannot come from any more is not sent, and waits until it is cancelled."""
+        call, request_id = leg.call, leg.request_id
+        if call.trace is not None:
+            leg.trace = call.trace.leg(role, request_id, leg.address)
         scope = self.legs[role, request_id] = trio.CancelScope()
 
         async def run() -> None:
@@ -369,9 +369,11 @@ class LiveRouterNode(LiveNode):
                         await self._settle(call, request_id)
                     if not call.answer.is_candidate(request_id):
                         await trio.sleep_forever()
-                    await leg
+                    await running
             finally:
-                leg.close()
+                running.close()
+                if leg.trace is not None:
+                    leg.trace.end(leg.code, call.answer.continued_by == request_id)
                 del self.legs[role, request_id]
                 call.leg_ended(role, request_id)
 

@@ -137,7 +137,7 @@ class LiveStoreNode(RankedNode):
     def answer(self, port: Port, effect: AnswerCall) -> None:
         call = self.calls[effect.xid]
         if isinstance(self.ledger.offered.get(effect.xid), Put) or effect.code is not Code.NONE:
-            self.stage("put", call.begun_ns)
+            self.stage(call.request_id, "put", call.begun_ns, now_ns())
         call.answer(effect.params, effect.code)
 
     def end_call(self, port: Port, effect: EndCall) -> None:
