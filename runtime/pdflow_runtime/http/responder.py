@@ -232,8 +232,13 @@ class Responder:
             await trio.lowlevel.checkpoint()
 
     async def _push_slowly(self, rest: memoryview) -> None:
-        while rest:
-            await self._writable()
-            if self.gone:
-                return
-            rest = rest[send_now(self._sock, rest) :]
+        """Send the rest as the client takes it. What a cancellation leaves of it is held, ahead of what is sent next:
+        an error that ends a stream must not get into the middle of a chunk."""
+        try:
+            while rest:
+                await self._writable()
+                if self.gone:
+                    return
+                rest = rest[send_now(self._sock, rest) :]
+        finally:
+            self._held = bytes(rest)

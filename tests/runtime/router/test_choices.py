@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpLimits
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.answers import DONE
 from pdflow_runtime.http.openai.completion import read_completion
 from pdflow_runtime.http.openai.fields import Fields
@@ -108,6 +108,53 @@ async def test_an_answer_that_fails_ends_the_others(stream: bool) -> None:
         await several.answer(asked.fields, [[1], [2], [3]], asked.asked)
     assert (failed.value.status, failed.value.code) == (502, "UNREACHABLE")
     assert sorted(cancelled) == [1, 3]
+
+
+@pytest.mark.trio
+async def test_a_failure_does_not_get_into_an_event_that_a_slow_client_is_still_sent() -> None:
+    stalled = trio.Event()
+
+    async def serve(fields: Fields, prompt: list[int], to: Responder) -> None:
+        if prompt == [2]:
+            await stalled.wait()
+            raise OpenAIError(502, "no engine", code="UNREACHABLE")
+        await to.begin(200, (EVENT_STREAM,))
+        while True:
+            choice = {"index": 0, "text": "x" * 50_000}
+            await to.send(b"data: %b\n\n" % msgspec.json.encode({"id": "a", "choices": [choice]}))
+
+    def on_stall(stalls: bool) -> None:
+        if stalls:
+            stalled.set()
+
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    pumping, request = trio.CancelScope(), HttpRequest("POST", "/", "", (), b"", keep_alive=True, chunked_ok=True)
+    asked = read_completion(b'{"prompt": [[1], [2]], "stream": true}')
+    with theirs, trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            pump = Pump()
+            responder = Responder(ours, request, trio.CancelScope(), 60.0, pump, on_stall)
+            nursery.start_soon(pump.run, pumping)
+
+            async def answer() -> None:
+                await Several(serve, trio.CapacityLimiter(3), responder).answer(asked.fields, [[1], [2]], asked.asked)
+                ours.close()
+                pumping.cancel()
+
+            nursery.start_soon(answer)
+            await stalled.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            received = await trio.to_thread.run_sync(theirs.makefile("rb").read)
+    rest, chunks = received.partition(b"\r\n\r\n")[2], list[bytes]()
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size, 16)
+        assert rest[length : length + 2] == b"\r\n"
+        chunks.append(rest[:length])
+        rest = rest[length + 2 :]
+    assert b"no engine" in chunks[-2]
+    assert chunks[-1] == b""
 
 
 @pytest.mark.trio
