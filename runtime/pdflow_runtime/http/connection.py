@@ -263,25 +263,27 @@ class Connection:
             responder.keep_alive = request.keep_alive and not self._draining
             self._answering = responder
             try:
-                await self._handler(request, responder)
-            except Exception as error:
-                await self._answer_failure(request, responder, error)
-            if not responder.begun:
-                _log.error(
-                    "%s %s: the handler returned without an answer, which is a bug of pdflow",
-                    request.method,
-                    request.path,
-                )
-                await _answer_with(
-                    responder, OpenAIError(500, "internal error: the handler returned without an answer")
-                )
+                await self._handle(request, responder)
+            finally:
+                # Also of an answer that the end of the connection, or of the process, ends.
+                self._report_answered(request, responder)
         self._answering = None
-        self._report_answered(request, responder)
         self._set_deadline()
         self._observer.waits(self)
         if self._behind:
             self._receiving.cancel()
         return responder.done and responder.keep_alive and not responder.gone
+
+    async def _handle(self, request: HttpRequest, responder: Responder) -> None:
+        try:
+            await self._handler(request, responder)
+        except Exception as error:
+            await self._answer_failure(request, responder, error)
+        if not responder.begun:
+            _log.error(
+                "%s %s: the handler returned without an answer, which is a bug of pdflow", request.method, request.path
+            )
+            await _answer_with(responder, OpenAIError(500, "internal error: the handler returned without an answer"))
 
     def _report_answered(self, request: HttpRequest, responder: Responder) -> None:
         begun_ns, details = responder.begun_ns, responder.details

@@ -13,7 +13,8 @@ import logging
 import resource
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -22,6 +23,7 @@ import trio
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow.scenario.schema.serve import AccessLogFormat
 from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.ended import EndedRequest
@@ -49,6 +51,8 @@ from pdflow_runtime.process.addresses import (
     url_of,
 )
 from pdflow_runtime.process.component import arguments, record_of, run_component
+from pdflow_runtime.process.line_writer import LineWriter
+from pdflow_runtime.process.logs import logging_to
 from pdflow_runtime.process.malloc import keep_returning, limit_heap
 from pdflow_runtime.process.processes import drain_on_signal, read_stdin
 from pdflow_runtime.process.reports import ROUTER
@@ -275,16 +279,26 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     spares = [name for name in node.members.seats if name not in named]
     app = Front(node, prompts, Admin(node, spares, request_start if child else None), gate, hosts)
     app.checks_every_host = is_loopback(serve_config.host)
-    if serve_config.access_log != "off":
-        app.access_log = AccessLog(serve_config.access_log, prompts.model, node.meter.log_lines_dropped.inc)
     app.keys, tls = api_keys_of(scenario), client_tls_of(scenario)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
-        with record.of(node, scenario, 0):
+        with logged(app, serve_config.access_log), record.of(node, scenario, 0):
             await serve(node, app, listener, scenario, child, None if tls is None else tls.current)
     finally:
         client.close()
+
+
+@contextmanager
+def logged(app: Front, form: AccessLogFormat) -> Iterator[None]:
+    """Write the router's access log while the context is open. All that the router logs then goes through the writer
+    of that log: clients can fill stderr, and nothing may wait for its reader."""
+    if form == "off":
+        yield
+        return
+    with LineWriter(sys.stderr.fileno(), app.node.meter.log_lines_dropped.inc) as writer, logging_to(writer, ROUTER):
+        app.access_log = AccessLog(form, app.prompts.model, writer)
+        yield
 
 
 def listening(scenario: ResolvedScenario) -> socket.socket:
@@ -346,8 +360,6 @@ async def serve(
         nursery.start_soon(node.run)
         nursery.start_soon(node.checks.run)
         nursery.start_soon(app.admin.run)
-        if app.access_log is not None:
-            nursery.start_soon(app.access_log.run)
         nursery.start_soon(keep_returning)
         if child:
             known, removed = trio.Event(), list[str]()
