@@ -84,6 +84,7 @@ class Connection:
         self._handler = handler
         self._limits = limits
         self._parser = RequestParser(limits)
+        self._handshaking = trio.CancelScope()
         self._timeout = trio.CancelScope()
         self._due = _Due.NOTHING
         self._request_deadline = math.inf
@@ -104,6 +105,7 @@ class Connection:
         if self._answering:
             self._answering.keep_alive = False
         elif not (self._parser.ready or self._parser.within or self._behind) and silent(self._sock):
+            self._handshaking.cancel()
             self._end()
 
     @property
@@ -135,8 +137,9 @@ class Connection:
             close(self._sock)
 
     async def _secured(self, sock: TlsSocket) -> bool:
-        """Complete the TLS handshake; False if the client does not do so in time."""
-        with trio.move_on_after(self._limits.handshake_s):
+        """Complete the TLS handshake; False if the client does not do so in time, or before the server drains."""
+        self._handshaking.deadline = _after(self._limits.handshake_s)
+        with self._handshaking:
             try:
                 await sock.handshake()
             except PlainHttpError:

@@ -120,6 +120,8 @@ def test_a_request_for_several_answers_has_one_line() -> None:
         1,
         1050 * MS,
     )
-    line = line_of(ended(details=of_several([record(), broken, record()])), "tiny", NOON_NS)
+    cancelled = record()
+    cancelled.outcome, cancelled.code = "cancelled", "cancelled"
+    line = line_of(ended(details=of_several([record(), cancelled, broken])), "tiny", NOON_NS)
     assert (line.request, line.outcome, line.code, line.attempts) == ("77", "failed", "peer_dead", 5)
     assert (line.prompt_tokens, line.output_tokens, line.ttft_ms) == (27, 120, 50.0)
