@@ -14,6 +14,7 @@ from enum import Enum, auto
 import trio
 from trio.lowlevel import wait_writable
 
+from pdflow.protocol.values import Instant, S
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.messages import Header, HttpRequest, head, status_line
 from pdflow_runtime.http.pump import Pump
@@ -68,6 +69,8 @@ class Responder:
         self._write_s = write_s
         self._on_stall = on_stall
         """Is called when the client takes no more for now, and when it takes more or is gone."""
+        self._stalled_ns: Instant | None = None
+        """Since when the client has taken nothing."""
         self._writing = trio.CancelScope()
         self._stage = _Stage.WAITING
         self._held = b""
@@ -76,6 +79,11 @@ class Responder:
     @property
     def begun(self) -> bool:
         return self._stage is not _Stage.WAITING
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the client has taken nothing of what is being sent."""
+        return 0.0 if self._stalled_ns is None else (now_ns() - self._stalled_ns) / S
 
     @property
     def done(self) -> bool:
@@ -171,10 +179,12 @@ class Responder:
     async def _writable(self) -> None:
         """Wait until the client takes more. It is gone if it takes nothing for too long."""
         self._on_stall(True)
+        self._stalled_ns = now_ns()
         try:
             with trio.move_on_after(self._write_s) as self._writing:
                 await wait_writable(self._sock)
         finally:
+            self._stalled_ns = None
             self._on_stall(False)
         if self._writing.cancelled_caught:
             self.lose()

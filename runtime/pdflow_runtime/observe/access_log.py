@@ -7,6 +7,9 @@ sends can begin a line, or be taken for another field. Prompts and answers are n
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
@@ -15,6 +18,7 @@ from pdflow.scenario.schema.serve import AccessLogFormat
 from pdflow_runtime.clock import utc_text, wall_ns
 from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.process.line_writer import LineWriter
+from pdflow_runtime.process.logs import logging_to
 from pdflow_runtime.router.call_record import CallRecord
 
 LONGEST: Final = 256
@@ -108,6 +112,17 @@ class AccessLog:
         if ended.path in QUIET and 200 <= ended.status < 400:
             return
         self.writer.add(self.encode(line_of(ended, self.model, wall_ns())) + b"\n")
+
+
+@contextmanager
+def logged(form: AccessLogFormat, model: str, dropped: Callable[[int], None]) -> Iterator[AccessLog | None]:
+    """Write the router's access log while the context is open. All that the router logs then goes through the writer
+    of that log: clients can fill stderr, and nothing may wait for its reader."""
+    if form == "off":
+        yield None
+        return
+    with LineWriter(sys.stderr.fileno(), dropped) as writer, logging_to(writer, "router"):
+        yield AccessLog(form, model, writer)
 
 
 def text_of(line: AccessLine) -> bytes:

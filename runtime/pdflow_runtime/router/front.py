@@ -13,8 +13,7 @@ import logging
 import resource
 import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -23,7 +22,6 @@ import trio
 
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.schema.scenario import ResolvedScenario
-from pdflow.scenario.schema.serve import AccessLogFormat
 from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.ended import EndedRequest
@@ -38,7 +36,7 @@ from pdflow_runtime.http.server import TlsNow, serve_http
 from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
-from pdflow_runtime.observe.access_log import AccessLog
+from pdflow_runtime.observe.access_log import AccessLog, logged
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import (
@@ -51,14 +49,12 @@ from pdflow_runtime.process.addresses import (
     url_of,
 )
 from pdflow_runtime.process.component import arguments, record_of, run_component
-from pdflow_runtime.process.line_writer import LineWriter
-from pdflow_runtime.process.logs import logging_to
 from pdflow_runtime.process.malloc import keep_returning, limit_heap
 from pdflow_runtime.process.processes import drain_on_signal, read_stdin
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.body_reader import BodyReader
-from pdflow_runtime.router.call import Call
+from pdflow_runtime.router.call import Call, encoded_prompt
 from pdflow_runtime.router.call_record import CallRecord, of_several
 from pdflow_runtime.router.choices import Several
 from pdflow_runtime.router.cluster_metrics import ClusterMetrics
@@ -200,14 +196,16 @@ class Front:
     ) -> None:
         """Answer a request for several answers."""
         records: list[CallRecord] = []
+        encoded = {id(prompt): encoded_prompt(prompt) for prompt in prompts}
+        longest = max(len(bytes(prompt)) for prompt in encoded.values())
 
         async def serve(fields: Fields, prompt: list[int], to: Responder) -> None:
-            call = self._call(request, asked.asked, fields, prompt, to)
+            call = self._call(request, asked.asked, fields, prompt, to, encoded=encoded[id(prompt)])
             records.append(call.record)
             await self.node.serve(call)
 
         try:
-            await Several(serve, self.choice_slots, responder).answer(asked.fields, prompts, asked.asked)
+            await Several(serve, self.choice_slots, responder, longest).answer(asked.fields, prompts, asked.asked)
         finally:
             if records:
                 responder.details = of_several(records)
@@ -220,6 +218,7 @@ class Front:
         prompt: list[int],
         responder: Responder,
         answered: Headers = (),
+        encoded: msgspec.Raw | None = None,
     ) -> Call:
         """Return the call for one answer."""
         return Call(
@@ -235,6 +234,7 @@ class Front:
             resumes=self.node.router.resumes and self.node.router.max_attempts > 1,
             begun_ns=responder.begun_ns,
             intervals=self.node.meter.intervals,
+            encoded=encoded,
         )
 
     def ended(self, request: EndedRequest) -> None:
@@ -283,22 +283,11 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
-        with logged(app, serve_config.access_log), record.of(node, scenario, 0):
+        dropped = node.meter.log_lines_dropped.inc
+        with logged(serve_config.access_log, prompts.model, dropped) as app.access_log, record.of(node, scenario, 0):
             await serve(node, app, listener, scenario, child, None if tls is None else tls.current)
     finally:
         client.close()
-
-
-@contextmanager
-def logged(app: Front, form: AccessLogFormat) -> Iterator[None]:
-    """Write the router's access log while the context is open. All that the router logs then goes through the writer
-    of that log: clients can fill stderr, and nothing may wait for its reader."""
-    if form == "off":
-        yield
-        return
-    with LineWriter(sys.stderr.fileno(), app.node.meter.log_lines_dropped.inc) as writer, logging_to(writer, ROUTER):
-        app.access_log = AccessLog(form, app.prompts.model, writer)
-        yield
 
 
 def listening(scenario: ResolvedScenario) -> socket.socket:
