@@ -23,7 +23,7 @@ from pdflow.protocol.values import S
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.http.ended import UNKNOWN, EndedRequest, Observer, ignore
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest, Refusal, head, status_line
+from pdflow_runtime.http.messages import JSON, RETRY_AFTER, HttpLimits, HttpRequest, Refusal, head, status_line
 from pdflow_runtime.http.parsing import RequestParser
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
@@ -332,7 +332,7 @@ def refused(refusal: Refusal) -> bytes:
 
 
 async def _answer_with(responder: Responder, error: OpenAIError) -> None:
-    await responder.reply(error.status, (JSON,), error.body())
+    await responder.reply(error.status, (JSON, RETRY_AFTER) if error.status in (429, 503) else (JSON,), error.body())
 
 
 def _after(seconds: float) -> float:

@@ -26,7 +26,7 @@ from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, Headers, HttpLimits, HttpRequest
+from pdflow_runtime.http.messages import JSON, RETRY_AFTER, Headers, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
 from pdflow_runtime.http.openai.fields import Fields
@@ -87,8 +87,6 @@ RESERVE: Final = 64
 waits."""
 OTHER_FILES: Final = 32
 """Descriptors of the process itself."""
-RETRY_AFTER: Final = (b"retry-after", b"1")
-"""Sent with 429 and 503: seconds."""
 FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 """Headers of a client that go with every leg."""
 

@@ -399,3 +399,15 @@ async def test_a_request_that_the_end_of_the_server_interrupts_is_reported() -> 
             await client.send_all(post(b"", b"/long"))
             await begun.wait()
     assert [(request.path, request.status) for request in reported] == [("/long", 0)]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("status", [400, 429, 503])
+async def test_a_refusal_for_now_names_when_to_try_again(status: int) -> None:
+    async def refuse(request: HttpRequest, responder: Responder) -> None:
+        raise OpenAIError(status, "too much")
+
+    async with serving(refuse) as server, AsyncExitStack() as streams:
+        client = await connected(server, streams)
+        await client.send_all(post(b""))
+        assert (b"retry-after: 1\r\n" in await until(client, b"}")) == (status != 400)
