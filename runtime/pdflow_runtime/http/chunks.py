@@ -62,7 +62,7 @@ class ChunkFraming:
             if self._trailer_bytes > self._limits.head_bytes:
                 self.refusal = Refusal(431, f"the request's trailers exceed {self._limits.head_bytes} bytes")
             elif not whole:
-                self._line = line[-1:]  # the rest of a trailer says nothing of where the body ends
+                self._line = line[-2:]  # enough to see that a line is not empty, the end of the body
             return
         match = _SIZE.match(line)
         assert match

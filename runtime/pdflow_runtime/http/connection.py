@@ -23,7 +23,7 @@ from pdflow.protocol.values import S
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.http.ended import UNKNOWN, EndedRequest, Observer, ignore
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, HttpLimits, HttpRequest, Refusal, head, status_line
+from pdflow_runtime.http.messages import JSON, RETRY_AFTER, HttpLimits, HttpRequest, Refusal, head, status_line
 from pdflow_runtime.http.parsing import RequestParser
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
@@ -84,6 +84,7 @@ class Connection:
         self._handler = handler
         self._limits = limits
         self._parser = RequestParser(limits)
+        self._handshaking = trio.CancelScope()
         self._timeout = trio.CancelScope()
         self._due = _Due.NOTHING
         self._request_deadline = math.inf
@@ -104,6 +105,7 @@ class Connection:
         if self._answering:
             self._answering.keep_alive = False
         elif not (self._parser.ready or self._parser.within or self._behind) and silent(self._sock):
+            self._handshaking.cancel()
             self._end()
 
     @property
@@ -135,8 +137,9 @@ class Connection:
             close(self._sock)
 
     async def _secured(self, sock: TlsSocket) -> bool:
-        """Complete the TLS handshake; False if the client does not do so in time."""
-        with trio.move_on_after(self._limits.handshake_s):
+        """Complete the TLS handshake; False if the client does not do so in time, or before the server drains."""
+        self._handshaking.deadline = _after(self._limits.handshake_s)
+        with self._handshaking:
             try:
                 await sock.handshake()
             except PlainHttpError:
@@ -263,25 +266,27 @@ class Connection:
             responder.keep_alive = request.keep_alive and not self._draining
             self._answering = responder
             try:
-                await self._handler(request, responder)
-            except Exception as error:
-                await self._answer_failure(request, responder, error)
-            if not responder.begun:
-                _log.error(
-                    "%s %s: the handler returned without an answer, which is a bug of pdflow",
-                    request.method,
-                    request.path,
-                )
-                await _answer_with(
-                    responder, OpenAIError(500, "internal error: the handler returned without an answer")
-                )
+                await self._handle(request, responder)
+            finally:
+                # Also of an answer that the end of the connection, or of the process, ends.
+                self._report_answered(request, responder)
         self._answering = None
-        self._report_answered(request, responder)
         self._set_deadline()
         self._observer.waits(self)
         if self._behind:
             self._receiving.cancel()
         return responder.done and responder.keep_alive and not responder.gone
+
+    async def _handle(self, request: HttpRequest, responder: Responder) -> None:
+        try:
+            await self._handler(request, responder)
+        except Exception as error:
+            await self._answer_failure(request, responder, error)
+        if not responder.begun:
+            _log.error(
+                "%s %s: the handler returned without an answer, which is a bug of pdflow", request.method, request.path
+            )
+            await _answer_with(responder, OpenAIError(500, "internal error: the handler returned without an answer"))
 
     def _report_answered(self, request: HttpRequest, responder: Responder) -> None:
         begun_ns, details = responder.begun_ns, responder.details
@@ -327,7 +332,7 @@ def refused(refusal: Refusal) -> bytes:
 
 
 async def _answer_with(responder: Responder, error: OpenAIError) -> None:
-    await responder.reply(error.status, (JSON,), error.body())
+    await responder.reply(error.status, (JSON, RETRY_AFTER) if error.status in (429, 503) else (JSON,), error.body())
 
 
 def _after(seconds: float) -> float:

@@ -13,6 +13,8 @@ Headers: TypeAlias = tuple[Header, ...]
 
 JSON: Final[Header] = (b"content-type", b"application/json")
 EVENT_STREAM: Final[Header] = (b"content-type", b"text/event-stream; charset=utf-8")
+RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
+"""Sent with 429 and 503: seconds."""
 
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus

@@ -14,6 +14,7 @@ from enum import Enum, auto
 import trio
 from trio.lowlevel import wait_writable
 
+from pdflow.protocol.values import Instant, S
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.messages import Header, HttpRequest, head, status_line
 from pdflow_runtime.http.pump import Pump
@@ -50,8 +51,6 @@ class Responder:
     ) -> None:
         self.gone = False
         """Whether the client hung up, or took nothing for too long."""
-        self.waits_for_client = False
-        """Whether nothing more is received for the client, until it has taken what is there."""
         self.keep_alive = request.keep_alive
         """Whether the connection may go on after this answer; False is written in the head, if that has not left."""
         self.pump = pump
@@ -70,14 +69,26 @@ class Responder:
         self._write_s = write_s
         self._on_stall = on_stall
         """Is called when the client takes no more for now, and when it takes more or is gone."""
+        self._stalled_ns: Instant | None = None
+        """Since when the client has taken nothing."""
         self._writing = trio.CancelScope()
         self._stage = _Stage.WAITING
         self._held = b""
         self._in_a_row = 0
 
     @property
+    def waits_for_client(self) -> bool:
+        """Whether nothing more is received for the client, until it has taken what is there."""
+        return self._stalled_ns is not None
+
+    @property
     def begun(self) -> bool:
         return self._stage is not _Stage.WAITING
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the client has taken nothing of what is being sent."""
+        return 0.0 if self._stalled_ns is None else (now_ns() - self._stalled_ns) / S
 
     @property
     def done(self) -> bool:
@@ -173,12 +184,12 @@ class Responder:
     async def _writable(self) -> None:
         """Wait until the client takes more. It is gone if it takes nothing for too long."""
         self._on_stall(True)
-        self.waits_for_client = True
+        self._stalled_ns = now_ns()
         try:
             with trio.move_on_after(self._write_s) as self._writing:
                 await wait_writable(self._sock)
         finally:
-            self.waits_for_client = False
+            self._stalled_ns = None
             self._on_stall(False)
         if self._writing.cancelled_caught:
             self.lose()
@@ -236,8 +247,13 @@ class Responder:
             await trio.lowlevel.checkpoint()
 
     async def _push_slowly(self, rest: memoryview) -> None:
-        while rest:
-            await self._writable()
-            if self.gone:
-                return
-            rest = rest[send_now(self._sock, rest) :]
+        """Send the rest as the client takes it. What a cancellation leaves of it is held, ahead of what is sent next:
+        an error that ends a stream must not get into the middle of a chunk."""
+        try:
+            while rest:
+                await self._writable()
+                if self.gone:
+                    return
+                rest = rest[send_now(self._sock, rest) :]
+        finally:
+            self._held = bytes(rest)

@@ -1,37 +1,26 @@
 """The router's access log: a line for each request that has ended, as text or as JSON, on stderr.
 
-Lines are collected and written by a thread, so that a slow or full disk, or a reader that stands still, does not stop
-serving: what cannot be written is dropped and counted. Nothing that a client sends can begin a line, or be taken for
-another field. Prompts and answers are not logged.
+Lines are written by a thread (`process/line_writer.py`), so that serving never waits for them. Nothing that a client
+sends can begin a line, or be taken for another field. Prompts and answers are not logged.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
-import trio
 
 from pdflow.scenario.schema.serve import AccessLogFormat
 from pdflow_runtime.clock import utc_text, wall_ns
 from pdflow_runtime.http.ended import EndedRequest
+from pdflow_runtime.process.line_writer import LineWriter
+from pdflow_runtime.process.logs import logging_to
 from pdflow_runtime.router.call_record import CallRecord
 
-log = logging.getLogger(__name__)
-
-FLUSH_S: Final = 0.2
-"""How long a line waits for others."""
-WAITING_BYTES: Final = 4 << 20
-"""Of lines that are not written yet: further ones are dropped."""
-LAST_S: Final = 1.0
-"""Time for the last lines, when the router ends."""
-PIPE_BYTES: Final = 4096
-"""What a pipe takes in one piece (PIPE_BUF): lines of several processes are not mixed up in it."""
 LONGEST: Final = 256
 """Characters of a path or a client's id that are logged."""
 MS: Final = 1e6
@@ -110,81 +99,30 @@ def line_of(ended: EndedRequest, model: str, at_ns: int) -> AccessLine:
 
 
 class AccessLog:
-    """The access log of one router. Args: `form`: "text" or "json"; `model`: the name of the model; `dropped` is called
-    with the number of lines that could not be written; `descriptor`: where lines are written."""
+    """The access log of one router. Args: `form`: "text" or "json"; `model`: the name of the model; `writer` writes the
+    lines."""
 
-    def __init__(
-        self, form: AccessLogFormat, model: str, dropped: Callable[[int], None], descriptor: int | None = None
-    ) -> None:
+    def __init__(self, form: AccessLogFormat, model: str, writer: LineWriter) -> None:
         self.encode: Final = msgspec.json.encode if form == "json" else text_of
         self.model: Final = model
-        self.dropped: Final = dropped
-        self.descriptor: Final = sys.stderr.fileno() if descriptor is None else descriptor
-        self._lines: list[bytes] = []
-        self._waiting_bytes = 0
-        self._torn = False
-        """Whether the last line was written in part."""
-        self._failed = False
-        self._news = trio.Event()
+        self.writer: Final = writer
 
     def add(self, ended: EndedRequest) -> None:
         """Log the request, soon."""
         if ended.path in QUIET and 200 <= ended.status < 400:
             return
-        line = self.encode(line_of(ended, self.model, wall_ns())) + b"\n"
-        if self._waiting_bytes + len(line) > WAITING_BYTES:
-            self.dropped(1)
-            return
-        self._lines.append(line)
-        self._waiting_bytes += len(line)
-        self._news.set()
-
-    async def run(self) -> None:
-        """Write lines until cancelled, and then those that are left."""
-        try:
-            while True:
-                await self._news.wait()
-                await trio.sleep(FLUSH_S)
-                self._news = trio.Event()
-                await self._flush()
-        finally:
-            with trio.move_on_after(LAST_S, shield=True):
-                await self._flush()
-
-    async def _flush(self) -> None:
-        lines, self._lines = self._lines, []
-        if lines:
-            lost, reason = await trio.to_thread.run_sync(self._write, lines, abandon_on_cancel=True)
-            self._waiting_bytes -= sum(map(len, lines))
-            if lost:
-                self.dropped(lost)
-                if not self._failed:
-                    log.warning("the access log cannot be written, and lines are dropped: %s", reason)
-            self._failed = bool(lost)
-
-    def _write(self, lines: list[bytes]) -> tuple[int, str]:
-        """Write the lines, in a thread. Returns how many are lost, and why."""
-        for number, piece in pieces_of(lines):
-            data = b"\n" + piece if self._torn else piece
-            try:
-                while data:
-                    written = os.write(self.descriptor, data)
-                    self._torn = written < len(data)
-                    data = data[written:]
-            except OSError as error:
-                return len(lines) - number, error.strerror or str(error)
-        return 0, ""
+        self.writer.add(self.encode(line_of(ended, self.model, wall_ns())) + b"\n")
 
 
-def pieces_of(lines: list[bytes]) -> list[tuple[int, bytes]]:
-    """Join lines to pieces that a pipe takes at once; with the number of the first line of each."""
-    pieces: list[tuple[int, bytes]] = []
-    for number, line in enumerate(lines):
-        if pieces and len(pieces[-1][1]) + len(line) <= PIPE_BYTES:
-            pieces[-1] = pieces[-1][0], pieces[-1][1] + line
-        else:
-            pieces.append((number, line))
-    return pieces
+@contextmanager
+def logged(form: AccessLogFormat, model: str, dropped: Callable[[int], None]) -> Iterator[AccessLog | None]:
+    """Write the router's access log while the context is open. All that the router logs then goes through the writer
+    of that log: clients can fill stderr, and nothing may wait for its reader."""
+    if form == "off":
+        yield None
+        return
+    with LineWriter(sys.stderr.fileno(), dropped) as writer, logging_to(writer, "router"):
+        yield AccessLog(form, model, writer)
 
 
 def text_of(line: AccessLine) -> bytes:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
+
+from pdflow_runtime.process.line_writer import LineWriter
 
 LEVELS: Final = {logging.WARNING: "warn", logging.CRITICAL: "fatal"}
 
@@ -35,3 +39,28 @@ def log_to_stderr(component: str, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level)
+
+
+class Queued(logging.Handler):
+    """Gives what is logged to a writer, so that the thread that logs never waits for who reads the log."""
+
+    def __init__(self, writer: LineWriter) -> None:
+        super().__init__()
+        self.writer: Final = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.writer.add(self.format(record).encode(errors="backslashreplace") + b"\n")
+
+
+@contextmanager
+def logging_to(writer: LineWriter, component: str) -> Iterator[None]:
+    """Give everything that is logged in this process to the writer while the context is open."""
+    root = logging.getLogger()
+    before = root.handlers
+    queued = Queued(writer)
+    queued.setFormatter(Pairs(component))
+    root.handlers = [queued]
+    try:
+        yield
+    finally:
+        root.handlers = before

@@ -60,7 +60,7 @@ NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "m
 class Call:
     """A client's request. Args: `path` is the API that was asked; `tokens` its prompt; `headers` go along with every
     leg, `answered` with the answer; `begun_ns`: when the request was whole; `intervals`: the times between tokens
-    of all answers."""
+    of all answers; `encoded`: the prompt as JSON, which the calls for several answers share."""
 
     def __init__(
         self,
@@ -76,10 +76,12 @@ class Call:
         resumes: bool = False,
         begun_ns: Instant | None = None,
         intervals: TokenIntervals = UNCOUNTED,
+        encoded: msgspec.Raw | None = None,
     ) -> None:
         self.path: Final = path
         self.fields: Final = fields
         self.tokens: Final = tokens
+        self.encoded = encoded
         self.headers: Final = headers
         self.answered: Final = answered
         self.responder: Final = responder
@@ -228,8 +230,13 @@ class Call:
         body = {"prompt_token_ids": self._prompt(), "max_tokens": 1, "kv_transfer_params": params}
         return msgspec.json.encode(body)
 
-    def _prompt(self) -> list[int]:
-        return self.tokens if self.given is None else self.tokens + self.given[1]
+    def _prompt(self) -> msgspec.Raw:
+        """Return the prompt of a leg as JSON: encoded once for all legs, unless the answer has begun."""
+        if self.given is not None:
+            return encoded_prompt(self.tokens + self.given[1])
+        if self.encoded is None:
+            self.encoded = encoded_prompt(self.tokens)
+        return self.encoded
 
     def decode_body(self, params: dict[str, Any] | None, between: Between | None = None) -> bytes:
         """Return the body of a leg for the answer, or for its first token."""
@@ -243,6 +250,11 @@ class Call:
         if between is not None:
             new_fields["pdflow"] = between
         return rewritten(self.fields, drop=NOT_FOR_ENGINES, put=new_fields)
+
+
+def encoded_prompt(tokens: list[int]) -> msgspec.Raw:
+    """Return the prompt as a value in the body of a leg."""
+    return msgspec.Raw(msgspec.json.encode(tokens))
 
 
 def ignore() -> None:

@@ -35,9 +35,10 @@ class CallRecord(msgspec.Struct):
 
 def of_several(records: Sequence[CallRecord]) -> CallRecord:
     """Return the record of a request for several answers: the sums, and the engines and stages of the first one. It
-    ended as the first one that did not complete."""
+    ended as the first one that failed, by which the others were cancelled, or else the first that did not complete."""
     first = records[0]
-    worst = next((record for record in records if record.outcome != "completed"), first)
+    ranks = {"failed": 0, "completed": 2}
+    worst = min(records, key=lambda record: ranks.get(record.outcome, 1))
     tokens = sum(record.answer.tokens for record in records)
     return msgspec.structs.replace(
         first,

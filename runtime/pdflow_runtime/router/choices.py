@@ -3,7 +3,9 @@
 A request for n answers to m prompts is m x n requests for one: each is routed, tried again and taken back like any
 other, and P computes a prompt once where it remembers prefixes. Drawn answers of one prompt differ: the seed of the
 i-th is the request's and i. These requests need no connections to the router. They wait for slots that only they use,
-so they never wait for a request that waits for them.
+so they never wait for a request that waits for them. No request has more than a share of the slots, nor so many answers
+at once that the copies of a long prompt fill the memory. A client that takes nothing of its answer keeps no slots from
+others.
 """
 
 from __future__ import annotations
@@ -31,6 +33,13 @@ REPLACED: Final = ("prompt", "messages", "prompt_token_ids", "n", "seed", "kv_tr
 MOST: Final = 256
 """Answers to one request."""
 
+SHARE: Final = 8
+"""The slots over this are the most that one request has."""
+PROMPT_BYTES: Final = 2 << 20
+"""Of the prompts, as JSON, of one request's answers at once; a longer one is sent for one answer at a time."""
+STALLED_S: Final = 5.0
+"""How long a client may take nothing while others wait for slots: as for connections (`HttpLimits.stalled_s`)."""
+
 Serve: TypeAlias = Callable[[Fields, list[int], Responder], Awaitable[None]]
 """Serves a request for one answer to a prompt."""
 
@@ -39,12 +48,15 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Several:
-    """Answers one request for several answers. Args: `serve` serves a request for one of them, at most `slots` at
-    once."""
+    """Answers one request for several answers. Args: `serve` serves a request for one of them, at most `slots` of all
+    requests at once; `prompt_bytes`, of the longest prompt as JSON."""
 
-    def __init__(self, serve: Serve, slots: trio.CapacityLimiter, responder: Responder) -> None:
+    def __init__(self, serve: Serve, slots: trio.CapacityLimiter, responder: Responder, prompt_bytes: int = 1) -> None:
         self.serve: Final = serve
         self.slots: Final = slots
+        self.own_slots: Final = trio.CapacityLimiter(
+            max(1, min(int(slots.total_tokens) // SHARE, PROMPT_BYTES // prompt_bytes))
+        )
         self.responder: Final = responder
         self.first: dict[str, Any] | None = None
         """The first event or answer: all others get its id and its time."""
@@ -63,10 +75,13 @@ class Several:
         kept = {name: value for name, value in fields.items() if name not in REPLACED}
         singles = [(_seeded(kept, asked, number), prompt) for prompt in prompts for number in range(asked.n)]
         try:
-            if asked.stream:
-                await self._stream(singles, asked)
-            else:
-                await self._whole(singles)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._give_up_stalled)
+                if asked.stream:
+                    await self._stream(singles, asked)
+                else:
+                    await self._whole(singles)
+                nursery.cancel_scope.cancel()
         except* (OpenAIError, UpstreamError) as errors:
             error = next(leaves(errors))
             failure = error if isinstance(error, OpenAIError) else OpenAIError(502, str(error))
@@ -76,6 +91,13 @@ class Several:
             raise failure
         await self.responder.send(error_event(failure) + DONE)
         await self.responder.end()
+
+    async def _give_up_stalled(self) -> None:
+        """Give the client up if it stalls while others wait for slots."""
+        while True:
+            await trio.sleep(STALLED_S / 5)
+            if self.slots.statistics().tasks_waiting and self.responder.stalled_s >= STALLED_S:
+                self.responder.lose()
 
     async def _whole(self, singles: Seq[tuple[Fields, list[int]]]) -> None:
         answers: dict[int, dict[str, Any]] = {}
@@ -143,7 +165,7 @@ class Several:
         async def answer(responder: Responder) -> None:
             await self.serve(fields, prompt, responder)
 
-        async with self.slots, answered_inside(self.responder.pump, answer) as response:
+        async with self.own_slots, self.slots, answered_inside(self.responder.pump, answer) as response:
             yield response
 
     def _count(self, usage: dict[str, Any] | None) -> None:

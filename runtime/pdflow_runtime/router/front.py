@@ -26,7 +26,7 @@ from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, Headers, HttpLimits, HttpRequest
+from pdflow_runtime.http.messages import JSON, RETRY_AFTER, Headers, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
 from pdflow_runtime.http.openai.fields import Fields
@@ -36,7 +36,7 @@ from pdflow_runtime.http.server import TlsNow, serve_http
 from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
-from pdflow_runtime.observe.access_log import AccessLog
+from pdflow_runtime.observe.access_log import AccessLog, logged
 from pdflow_runtime.observe.metrics import CONTENT_TYPE
 from pdflow_runtime.observe.record import Record
 from pdflow_runtime.observe.spans import spans_of
@@ -56,7 +56,7 @@ from pdflow_runtime.process.processes import drain_on_signal, read_stdin
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.body_reader import BodyReader
-from pdflow_runtime.router.call import Call
+from pdflow_runtime.router.call import Call, encoded_prompt
 from pdflow_runtime.router.call_record import CallRecord, of_several
 from pdflow_runtime.router.choices import Several
 from pdflow_runtime.router.cluster_metrics import ClusterMetrics
@@ -90,8 +90,6 @@ RESERVE: Final = 64
 waits."""
 OTHER_FILES: Final = 32
 """Descriptors of the process itself."""
-RETRY_AFTER: Final = (b"retry-after", b"1")
-"""Sent with 429 and 503: seconds."""
 FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 """Headers of a client that go with every leg."""
 
@@ -204,14 +202,16 @@ class Front:
         """Answer a request for several answers."""
         records: list[CallRecord] = []
         trace = trace_at(responder)
+        encoded = {id(prompt): encoded_prompt(prompt) for prompt in prompts}
+        longest = max(len(bytes(prompt)) for prompt in encoded.values())
 
         async def serve(fields: Fields, prompt: list[int], to: Responder) -> None:
-            call = self._call(request, asked.asked, fields, prompt, to, trace)
+            call = self._call(request, asked.asked, fields, prompt, to, trace, encoded=encoded[id(prompt)])
             records.append(call.record)
             await self.node.serve(call)
 
         try:
-            await Several(serve, self.choice_slots, responder).answer(asked.fields, prompts, asked.asked)
+            await Several(serve, self.choice_slots, responder, longest).answer(asked.fields, prompts, asked.asked)
         finally:
             if records:
                 responder.details = of_several(records)
@@ -225,6 +225,7 @@ class Front:
         responder: Responder,
         trace: RequestTrace | None,
         answered: Headers = (),
+        encoded: msgspec.Raw | None = None,
     ) -> Call:
         """Return the call for one answer."""
         forwarded = tuple(header for header in request.headers if header[0] in FORWARDED)
@@ -241,6 +242,7 @@ class Front:
             resumes=self.node.router.resumes and self.node.router.max_attempts > 1,
             begun_ns=responder.begun_ns,
             intervals=self.node.meter.intervals,
+            encoded=encoded,
         )
         call.trace = call.record.trace = trace
         return call
@@ -294,15 +296,14 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     spares = [name for name in node.members.seats if name not in named]
     app = Front(node, prompts, Admin(node, spares, request_start if child else None), gate, hosts)
     app.checks_every_host = is_loopback(serve_config.host)
-    if serve_config.access_log != "off":
-        app.access_log = AccessLog(serve_config.access_log, prompts.model, node.meter.log_lines_dropped.inc)
     app.keys, tls = api_keys_of(scenario), client_tls_of(scenario)
     if (spans := spans_of(scenario, ROUTER, follows=False)) is not None:
         app.traces = RequestTraces(spans, prompts.model)
     listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
     listener.setblocking(False)
     try:
-        with record.of(node, scenario, 0):
+        dropped = node.meter.log_lines_dropped.inc
+        with logged(serve_config.access_log, prompts.model, dropped) as app.access_log, record.of(node, scenario, 0):
             await serve(node, app, listener, scenario, child, None if tls is None else tls.current)
     finally:
         client.close()
@@ -367,8 +368,6 @@ async def serve(
         nursery.start_soon(node.run)
         nursery.start_soon(node.checks.run)
         nursery.start_soon(app.admin.run)
-        if app.access_log is not None:
-            nursery.start_soon(app.access_log.run)
         nursery.start_soon(keep_returning)
         if app.traces is not None:
             nursery.start_soon(app.traces.spans.run)

@@ -1,7 +1,8 @@
 """A value that is read from files, and read again when one of them changed.
 
 The files are looked at when the value is used, at most once a second. A new content that is refused is logged once, and
-the value stays: an operator who makes a mistake, or a file that is only half written, stops no client.
+the value stays: an operator who makes a mistake, or a file that is only half written, stops no client. It is read again
+every second until it is accepted, as the failure may be one of the host, such as a lack of descriptors.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ class Reloaded(Generic[T]):
         self._read: Final = read
         self._clock: Final = clock
         self._stamps = self._stamps_now()
+        """Those of the files that the value was read from."""
+        self._logged: list[Stamp] = []
+        """Those of the files whose refusal was logged."""
         self._value = read()
         self._due_ns = 0
 
@@ -45,16 +49,19 @@ class Reloaded(Generic[T]):
             self._due_ns = now + EVERY_NS
             stamps = self._stamps_now()
             if stamps != self._stamps:
-                self._stamps = stamps
-                self._read_again()
+                self._read_again(stamps)
         return self._value
 
-    def _read_again(self) -> None:
+    def _read_again(self, stamps: list[Stamp]) -> None:
+        """Read the value from the files, which have these stamps."""
         try:
             self._value = self._read()
         except PdflowError as error:
-            log.error("%s: the changed file is refused, the previous content stays in use: %s", self._what, error)
+            if stamps != self._logged:
+                self._logged = stamps
+                log.error("%s: the changed file is refused, the previous content stays in use: %s", self._what, error)
         else:
+            self._stamps = stamps
             log.info("%s: read again, as the file changed", self._what)
 
     def _stamps_now(self) -> list[Stamp]:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pdflow_runtime.http.chunks import ChunkFraming
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal
 from pdflow_runtime.http.parsing import RequestParser
@@ -83,3 +84,14 @@ async def test_any_bytes_are_an_answer_or_an_upstream_error(data: bytes) -> None
         assert response.status >= 200
         assert len(body) <= len(data)
         assert response.complete
+
+
+def test_a_trailer_may_arrive_in_pieces_of_any_size() -> None:
+    body = b"3\r\nabc\r\n0\r\nX-Trailer: t\r\n\r\n"
+    for middle in range(len(body)):
+        framing = ChunkFraming(HttpLimits())
+        assert framing.scan(body[:middle]) == middle
+        assert not framing.ended
+        framing.scan(body[middle:])
+        assert framing.ended
+        assert framing.refusal is None

@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import EVENT_STREAM, HttpLimits, HttpRequest
 from pdflow_runtime.http.responder import Responder
@@ -381,3 +382,32 @@ async def test_headers_that_would_be_two_are_refused() -> None:
         answer = await response_to(server.port, post(b"", headers=CLOSING))
     assert raised
     assert answer == b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.trio
+async def test_a_request_that_the_end_of_the_server_interrupts_is_reported() -> None:
+    reported: list[EndedRequest] = []
+    begun = trio.Event()
+
+    async def never_done(request: HttpRequest, responder: Responder) -> None:
+        begun.set()
+        await trio.sleep_forever()
+
+    with trio.fail_after(10):
+        async with serving(never_done, ended=reported.append) as server, AsyncExitStack() as streams:
+            client = await connected(server, streams)
+            await client.send_all(post(b"", b"/long"))
+            await begun.wait()
+    assert [(request.path, request.status) for request in reported] == [("/long", 0)]
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("status", [400, 429, 503])
+async def test_a_refusal_for_now_names_when_to_try_again(status: int) -> None:
+    async def refuse(request: HttpRequest, responder: Responder) -> None:
+        raise OpenAIError(status, "too much")
+
+    async with serving(refuse) as server, AsyncExitStack() as streams:
+        client = await connected(server, streams)
+        await client.send_all(post(b""))
+        assert (b"retry-after: 1\r\n" in await until(client, b"}")) == (status != 400)

@@ -193,6 +193,20 @@ async def test_a_handshake_that_is_not_completed_ends_at_its_deadline(
 
 
 @pytest.mark.trio
+async def test_a_handshake_that_stands_still_does_not_delay_the_drain(authority: Authority) -> None:
+    async with secured(authority, echo, HttpLimits(handshake_s=60)) as server:
+        stream = await trio.open_tcp_stream(LOCAL, server.port)
+        await stream.send_all(b"\x16\x03\x01")
+        while not server.connections:
+            await trio.sleep(0.001)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        server.drain()
+        with trio.fail_after(10):
+            assert await stream.receive_some() == b""
+        await stream.aclose()
+
+
+@pytest.mark.trio
 async def test_handshakes_that_wait_give_way_to_other_clients(authority: Authority) -> None:
     client = authority.client()
     async with secured(authority, echo, HttpLimits(connections=4, new_connections=4, fresh_s=0.0)) as server:

@@ -12,12 +12,13 @@ import trio
 import trio.testing
 
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpLimits
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.answers import DONE
 from pdflow_runtime.http.openai.completion import read_completion
 from pdflow_runtime.http.openai.fields import Fields
 from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
+from pdflow_runtime.router.call import encoded_prompt
 from pdflow_runtime.router.choices import Several
 from tests.runtime.http.world import LOCAL, serving
 from tests.runtime.router.test_router_node import Town, town
@@ -64,7 +65,7 @@ async def test_events_of_several_answers_are_not_sent_at_once() -> None:
     body = msgspec.json.encode({"prompt": [5, 6], "n": 4, "stream": True})
     asked = read_completion(body)
     slow = SlowClient()
-    several = Several(one_answer, trio.CapacityLimiter(3), slow)  # type: ignore[arg-type]
+    several = Several(one_answer, trio.CapacityLimiter(32), slow)  # type: ignore[arg-type]
     with trio.fail_after(10):
         await several.answer(asked.fields, [[5, 6]], asked.asked)
     texts = ["", "", "", ""]
@@ -103,11 +104,105 @@ async def test_an_answer_that_fails_ends_the_others(stream: bool) -> None:
             cancelled.extend(prompt)
 
     asked = read_completion(msgspec.json.encode({"prompt": [[1], [2], [3]], "stream": stream}))
-    several = Several(serve, trio.CapacityLimiter(3), SlowClient())  # type: ignore[arg-type]
+    several = Several(serve, trio.CapacityLimiter(32), SlowClient())  # type: ignore[arg-type]
     with trio.fail_after(10), pytest.raises(OpenAIError, match="no engine") as failed:
         await several.answer(asked.fields, [[1], [2], [3]], asked.asked)
     assert (failed.value.status, failed.value.code) == (502, "UNREACHABLE")
     assert sorted(cancelled) == [1, 3]
+
+
+@pytest.mark.trio
+async def test_a_failure_does_not_get_into_an_event_that_a_slow_client_is_still_sent() -> None:
+    stalled = trio.Event()
+
+    async def serve(fields: Fields, prompt: list[int], to: Responder) -> None:
+        if prompt == [2]:
+            await stalled.wait()
+            raise OpenAIError(502, "no engine", code="UNREACHABLE")
+        await to.begin(200, (EVENT_STREAM,))
+        while True:
+            choice = {"index": 0, "text": "x" * 50_000}
+            await to.send(b"data: %b\n\n" % msgspec.json.encode({"id": "a", "choices": [choice]}))
+
+    def on_stall(stalls: bool) -> None:
+        if stalls:
+            stalled.set()
+
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    pumping, request = trio.CancelScope(), HttpRequest("POST", "/", "", (), b"", keep_alive=True, chunked_ok=True)
+    asked = read_completion(b'{"prompt": [[1], [2]], "stream": true}')
+    with theirs, trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            pump = Pump()
+            responder = Responder(ours, request, trio.CancelScope(), 60.0, pump, on_stall)
+            nursery.start_soon(pump.run, pumping)
+
+            async def answer() -> None:
+                await Several(serve, trio.CapacityLimiter(32), responder).answer(asked.fields, [[1], [2]], asked.asked)
+                ours.close()
+                pumping.cancel()
+
+            nursery.start_soon(answer)
+            await stalled.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            received = await trio.to_thread.run_sync(theirs.makefile("rb").read)
+    rest, chunks = received.partition(b"\r\n\r\n")[2], list[bytes]()
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size, 16)
+        assert rest[length : length + 2] == b"\r\n"
+        chunks.append(rest[:length])
+        rest = rest[length + 2 :]
+    assert b"no engine" in chunks[-2]
+    assert chunks[-1] == b""
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize(("prompt_bytes", "most"), [(10, 4), (1 << 20, 2), (9 << 20, 1)])
+async def test_one_request_has_few_slots_and_with_a_long_prompt_fewer(prompt_bytes: int, most: int) -> None:
+    running, peak = 0, 0
+
+    async def serve(fields: Fields, prompt: list[int], responder: Responder) -> None:
+        nonlocal running, peak
+        running += 1
+        peak = max(peak, running)
+        await trio.sleep(0)
+        await one_answer(fields, prompt, responder)
+        running -= 1
+
+    asked = read_completion(b'{"prompt": [1], "n": 20, "stream": true}')
+    several = Several(serve, trio.CapacityLimiter(32), SlowClient(), prompt_bytes)  # type: ignore[arg-type]
+    with trio.fail_after(10):
+        await several.answer(asked.fields, [[1]], asked.asked)
+    assert peak == most
+
+
+@pytest.mark.trio
+async def test_a_client_that_takes_nothing_is_given_up_if_another_waits(autojump_clock: trio.testing.MockClock) -> None:
+    class Stalled(SlowClient):
+        gone = trio.Event()
+
+        @property
+        def stalled_s(self) -> float:
+            return trio.current_time() - begun
+
+        def lose(self) -> None:
+            self.gone.set()
+
+        async def send(self, data: bytes) -> None:
+            await self.gone.wait()
+
+    slots, stalled, begun = trio.CapacityLimiter(1), Stalled(), trio.current_time()
+    asked = read_completion(b'{"prompt": [1], "n": 2, "stream": true}')
+    async with trio.open_nursery() as nursery:
+        several = Several(one_answer, slots, stalled)  # type: ignore[arg-type]
+        nursery.start_soon(several.answer, asked.fields, [[1]], asked.asked)
+        await trio.sleep(100)
+        assert not stalled.gone.is_set(), "nobody else waits"
+        await slots.acquire_on_behalf_of("another")
+        assert stalled.gone.is_set()
+        slots.release_on_behalf_of("another")
 
 
 @pytest.mark.trio
@@ -117,15 +212,24 @@ async def test_without_descriptors_several_answers_are_503(monkeypatch: pytest.M
 
     monkeypatch.setattr("pdflow_runtime.http.inner.socket.socketpair", scarce)
     asked = read_completion(b'{"prompt": [1], "n": 2}')
-    several = Several(one_answer, trio.CapacityLimiter(3), SlowClient())  # type: ignore[arg-type]
+    several = Several(one_answer, trio.CapacityLimiter(32), SlowClient())  # type: ignore[arg-type]
     with pytest.raises(OpenAIError, match="too many open files") as failed:
         await several.answer(asked.fields, [[1]], asked.asked)
     assert failed.value.status == 503
 
 
 @pytest.mark.trio
-async def test_several_answers_need_no_further_connection() -> None:
-    """Where all connections are in use, and there is no reserve, they would wait for their own request."""
+async def test_several_answers_need_no_further_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all connections are in use, and there is no reserve, they would wait for their own request. Their legs
+    share one encoding of the prompt, which may be long."""
+    encodings: list[list[int]] = []
+
+    def counted(tokens: list[int]) -> msgspec.Raw:
+        encodings.append(tokens)
+        return encoded_prompt(tokens)
+
+    for module in ("call", "front"):
+        monkeypatch.setattr(f"pdflow_runtime.router.{module}.encoded_prompt", counted)
     choice = {"index": 0, "text": "a", "finish_reason": "length"}
     event = b"data: %b\n\n" % msgspec.json.encode({"id": "a", "choices": [choice]})
     body = msgspec.json.encode({"prompt": [1], "max_tokens": 1, "n": 4, "stream": True, "seed": 7})
@@ -143,7 +247,8 @@ async def test_several_answers_need_no_further_connection() -> None:
     assert whole.endswith(DONE)
     assert sorted(number for number in range(4) if b'"index":%d' % number in whole) == [0, 1, 2, 3]
     assert sorted(asked["seed"] for asked in sent) == [7, 8, 9, 10]
-    assert all("n" not in asked for asked in sent)
+    assert all("n" not in asked and asked["prompt_token_ids"] == [1] for asked in sent)
+    assert encodings == [[1]]
 
 
 async def turns(built: Town) -> None:

@@ -16,6 +16,7 @@ from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, CompletionAnsw
 from pdflow_runtime.observe.access_log import AccessLine, AccessLog
 from pdflow_runtime.observe.router_metrics import FINISHED_REASONS
 from pdflow_runtime.process.addresses import EngineGone
+from pdflow_runtime.process.line_writer import LineWriter
 from tests.runtime.http.world import LOCAL, response_to
 from tests.runtime.router.test_router_node import Town, settled, town
 
@@ -148,14 +149,14 @@ async def test_an_engine_that_is_silent() -> None:
 async def test_the_access_log_has_each_request_once(tmp_path: Path) -> None:
     path = tmp_path / "log"
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY)
-    async with town() as built, trio.open_nursery() as nursery:
-        log = built.front.access_log = AccessLog("json", "tiny", lambda lost: None, descriptor)
-        nursery.start_soon(log.run)
-        built.answer_pieces["decode-0"] = answer_of(5)
-        await ask(built)
-        await ask(built, max_tokens=-1)
-        await response_to(built.port, b"nonsense\r\n\r\n")
-        nursery.cancel_scope.cancel()
+    writer = LineWriter(descriptor, lambda _: None)
+    async with town() as built:
+        with writer:
+            built.front.access_log = AccessLog("json", "tiny", writer)
+            built.answer_pieces["decode-0"] = answer_of(5)
+            await ask(built)
+            await ask(built, max_tokens=-1)
+            await response_to(built.port, b"nonsense\r\n\r\n")
     os.close(descriptor)
     answered, invalid, malformed = (
         msgspec.json.decode(line, type=AccessLine) for line in path.read_bytes().splitlines()
