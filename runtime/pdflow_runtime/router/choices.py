@@ -21,7 +21,7 @@ import trio
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.inner import answered_inside
 from pdflow_runtime.http.messages import EVENT_STREAM, JSON
-from pdflow_runtime.http.openai.answers import DONE, error_event
+from pdflow_runtime.http.openai.answers import DONE, Usage, error_event, usage
 from pdflow_runtime.http.openai.fields import Fields
 from pdflow_runtime.http.openai.parameters import TRUNCATION
 from pdflow_runtime.http.openai.sampling import AnswerOptions
@@ -60,7 +60,8 @@ class Several:
         self.responder: Final = responder
         self.first: dict[str, Any] | None = None
         """The first event or answer: all others get its id and its time."""
-        self.usage: dict[str, int] = {}
+        self.prompt_tokens = self.completion_tokens = 0
+        """Of the usage: each prompt counts once, however many answers it has."""
         self._send_lock: Final = trio.Lock()
         """Keeps the events of several answers apart where a client is slow."""
 
@@ -80,7 +81,7 @@ class Several:
                 if asked.stream:
                     await self._stream(singles, asked)
                 else:
-                    await self._whole(singles)
+                    await self._whole(singles, asked)
                 nursery.cancel_scope.cancel()
         except* (OpenAIError, UpstreamError) as errors:
             error = next(leaves(errors))
@@ -99,7 +100,7 @@ class Several:
             if self.slots.statistics().tasks_waiting and self.responder.stalled_s >= STALLED_S:
                 self.responder.lose()
 
-    async def _whole(self, singles: Seq[tuple[Fields, list[int]]]) -> None:
+    async def _whole(self, singles: Seq[tuple[Fields, list[int]]], asked: AnswerOptions) -> None:
         answers: dict[int, dict[str, Any]] = {}
 
         async def ask(index: int, fields: Fields, prompt: list[int]) -> None:
@@ -117,8 +118,8 @@ class Several:
         for index in range(len(singles)):
             (choice,) = answers[index]["choices"]
             choices.append({**choice, "index": index})
-            self._count(answers[index].get("usage"))
-        await self.responder.reply(200, (JSON,), _encode({**merged, "choices": choices, "usage": self.usage}))
+            self._count(index, asked, answers[index].get("usage"))
+        await self.responder.reply(200, (JSON,), _encode({**merged, "choices": choices, "usage": self._usage()}))
 
     async def _stream(self, singles: Seq[tuple[Fields, list[int]]], asked: AnswerOptions) -> None:
         async def ask(index: int, fields: Fields, prompt: list[int]) -> None:
@@ -130,24 +131,24 @@ class Several:
                     async for data in pieces:
                         *events, rest = (rest + data).split(b"\n\n")
                         for event in events:
-                            await self._pass_on(index, event)
+                            await self._pass_on(index, asked, event)
 
         async with trio.open_nursery() as nursery:
             for index, single in enumerate(singles):
                 nursery.start_soon(ask, index, *single)
         if asked.include_usage and self.first is not None:
-            await self.responder.send(b"data: %b\n\n" % _encode({**self.first, "choices": [], "usage": self.usage}))
+            await self.responder.send(b"data: %b\n\n" % _encode({**self.first, "choices": [], "usage": self._usage()}))
         await self.responder.send(DONE)
         await self.responder.end()
 
-    async def _pass_on(self, index: int, event: bytes) -> None:
+    async def _pass_on(self, index: int, asked: AnswerOptions, event: bytes) -> None:
         """Pass an event of one answer on as an event of the merged stream."""
         if event == DONE.strip():
             return
         chunk = _event.decode(event.removeprefix(b"data: "))
         if "error" in chunk:
             raise OpenAIError(502, chunk["error"]["message"], code=chunk["error"].get("code"))
-        self._count(chunk.pop("usage", None))
+        self._count(index, asked, chunk.pop("usage", None))
         if self.first is None:
             self.first = {key: value for key, value in chunk.items() if key != "choices"}
         if not chunk["choices"]:
@@ -168,10 +169,15 @@ class Several:
         async with self.own_slots, self.slots, answered_inside(self.responder.pump, answer) as response:
             yield response
 
-    def _count(self, usage: dict[str, Any] | None) -> None:
-        for key, tokens in (usage or {}).items():
-            if isinstance(tokens, int):
-                self.usage[key] = self.usage.get(key, 0) + tokens
+    def _count(self, index: int, asked: AnswerOptions, used: dict[str, Any] | None) -> None:
+        """Count the usage of one answer."""
+        if used:
+            self.completion_tokens += used["completion_tokens"]
+            if index % asked.n == 0:
+                self.prompt_tokens += used["prompt_tokens"]
+
+    def _usage(self) -> Usage:
+        return usage(self.prompt_tokens, self.completion_tokens)
 
 
 def _seeded(fields: Fields, asked: AnswerOptions, number: int) -> Fields:

@@ -75,6 +75,28 @@ async def test_events_of_several_answers_are_not_sent_at_once() -> None:
     assert texts == ["01234"] * 4
 
 
+@pytest.mark.trio
+async def test_a_prompt_counts_once_however_many_answers_it_has() -> None:
+    async def serve(fields: Fields, prompt: list[int], responder: Responder) -> None:
+        await responder.begin(200, (EVENT_STREAM,))
+        choice = {"index": 0, "text": "x"}
+        await responder.send(b"data: %b\n\n" % msgspec.json.encode({"id": "a", "choices": [choice]}))
+        used = {"prompt_tokens": len(prompt), "completion_tokens": 7, "total_tokens": len(prompt) + 7}
+        await responder.send(b"data: %b\n\n" % msgspec.json.encode({"id": "a", "choices": [], "usage": used}))
+        await responder.send(DONE)
+        await responder.end()
+
+    prompts = [[1, 2], [3, 4, 5]]
+    options = {"n": 3, "stream": True, "stream_options": {"include_usage": True}}
+    asked = read_completion(msgspec.json.encode({"prompt": prompts, **options}))
+    slow = SlowClient()
+    several = Several(serve, trio.CapacityLimiter(32), slow)  # type: ignore[arg-type]
+    with trio.fail_after(10):
+        await several.answer(asked.fields, prompts, asked.asked)
+    last = msgspec.json.decode(slow.sent[-2].removeprefix(b"data: "))
+    assert last["usage"] == {"prompt_tokens": 5, "completion_tokens": 42, "total_tokens": 47}
+
+
 async def never(fields: Fields, prompt: list[int], responder: Responder) -> None:
     pytest.fail("is served")
 
