@@ -164,12 +164,14 @@ def test_every_path_of_the_schema_is_known() -> None:
     moved = with_paths(document, lambda path: f"x/{path}")
     assert json.dumps(moved).count("x/") == 6 + len(SERVED)
     assert with_paths({"workload": {"like": "azure-code"}}, lambda path: "x")["workload"]["like"] == "azure-code"
+    for traces, moved_to in (("spans.jsonl", "x"), ("off", "off"), ("http://collector:4318", "http://collector:4318")):
+        assert with_paths({"serve": {"traces": traces}}, lambda path: "x")["serve"]["traces"] == moved_to
     terms = ("relative to the scenario", "a file that", "next to the trace", "config.json")
     found = {
         key for key, what in _described(schema_json()) if any(term in what for term in terms) and key != "scenario"
     }
     named = {"path", "dataset", "like", "config", *SERVED}
-    assert named <= found <= named | {"hf_config"}
+    assert named <= found <= named | {"hf_config", "traces"}
 
 
 def _described(schema: Any) -> Iterator[tuple[str, str]]:

@@ -232,7 +232,7 @@ def test_what_is_wrong_is_one_line_and_exit_2(
         monkeypatch.setenv("PDFLOW_SECRET", SECRET)
     for variable in ("OMP_NUM_THREADS", "UCX_NET_DEVICES"):
         monkeypatch.setenv(variable, "")
-    for starts in ("component", "cluster"):
+    for starts in ("component", "one_host"):
         monkeypatch.setattr(f"pdflow_runtime.process.{starts}.log_to_stderr", lambda who: None)
     with closing(listen("127.0.0.1", 0)) as taken:
         paths = {"busy": taken.getsockname()[1], "open": tmp_path / "open", "short": tmp_path / "short"}
