@@ -39,7 +39,7 @@ def names_paths(document: dict[str, Any]) -> bool:
     return any(True for _ in _path_entries(document))
 
 
-def is_file(traces: str) -> bool:
+def is_traces_file(traces: str) -> bool:
     """Return whether this value of serve.traces is a path, and not `off` or a URL."""
     return traces != "off" and "://" not in traces
 
@@ -52,7 +52,7 @@ def _path_entries(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], st
     tables += [(document.get("serve", {}), key) for key in SERVED]
     tables += [(pool["cost"], "path") for pool in document.get("pool", []) if "cost" in pool]
     yield from ((table, key) for table, key in tables if key in table)
-    if is_file(document.get("serve", {}).get("traces", "off")):
+    if is_traces_file(document.get("serve", {}).get("traces", "off")):
         yield document["serve"], "traces"
     network = document.get("network", {})
     if is_links_file(network.get("preset")):

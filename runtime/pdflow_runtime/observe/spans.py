@@ -21,6 +21,7 @@ import trio
 
 from pdflow.errors import MissingBackendError, Problem, ScenarioError
 from pdflow.protocol.values import S
+from pdflow.scenario.reading.paths import is_traces_file
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow.version import version
 from pdflow_runtime.clock import now_ns, wall_offset_ns
@@ -44,17 +45,13 @@ Kind: TypeAlias = Literal["SERVER", "CLIENT", "INTERNAL"]
 Attributes: TypeAlias = Mapping[str, str | bool | int | float | Sequence[str]]
 
 
-def is_url(target: str) -> bool:
-    return target.startswith(("http://", "https://"))
-
-
 def check_traces(scenario: ResolvedScenario) -> None:
     """Check that traces can be exported as [serve] says, before any process is started. ScenarioError,
     MissingBackendError."""
     target = scenario.serve.traces
     if target != "off":
         _sdk()
-        if not is_url(target):
+        if is_traces_file(target):
             _file_at(scenario).close()
 
 
@@ -165,10 +162,10 @@ def spans_of(scenario: ResolvedScenario, name: str, follows: bool) -> Spans | No
     for logger in ERRORS_OF_SDK:
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     export: Callable[[Sequence[Any]], None]
-    if is_url(target):
-        export = partial(_send, sdk_exporter.OTLPSpanExporter(endpoint=endpoint_of(target)))
-    else:
+    if is_traces_file(target):
         export = _file_at(scenario).write
+    else:
+        export = partial(_send, sdk_exporter.OTLPSpanExporter(endpoint=endpoint_of(target)))
     return Spans(name, export, target, follows)
 
 
