@@ -127,19 +127,21 @@ def logged(form: AccessLogFormat, model: str, dropped: Callable[[int], None]) ->
 
 def text_of(line: AccessLine) -> bytes:
     """Return the line as key=value pairs, as the other lines of the log."""
-    pairs = ["level=info component=router logger=access"]
-    for name, value in msgspec.to_builtins(line).items():
-        match value:
-            case dict():
-                pairs.append(f"{name}=" + ",".join(f"{stage}:{ms:g}" for stage, ms in value.items()))
-            case str():
-                pairs.append(f"{name}={value if _is_plain(value) else json.dumps(value)}")
-            case bool():
-                pairs.append(f"{name}={str(value).lower()}")
-            case _:
-                pairs.append(f"{name}={value}")
-    pairs[0], pairs[1] = pairs[1], pairs[0]
-    return " ".join(pairs).encode()
+    values = msgspec.to_builtins(line)
+    begin = f"time={values.pop('time')} level=info component=router logger=access"
+    return " ".join((begin, *(f"{name}={_shown(value)}" for name, value in values.items()))).encode()
+
+
+def _shown(value: object) -> str:
+    match value:
+        case dict():
+            return ",".join(f"{stage}:{ms:g}" for stage, ms in value.items())
+        case str():
+            return value if _is_plain(value) else json.dumps(value)
+        case bool():
+            return str(value).lower()
+        case _:
+            return str(value)
 
 
 def safe(text: str) -> str:

@@ -68,8 +68,8 @@ class Signer:
     def sign(
         self, to: str, method: str, path: str, body: bytes, headers: Headers = (), incarnation: int | None = None
     ) -> Headers:
-        """Return the headers that sign a request to the component of that name, beside these headers. `incarnation` is
-        that of the component, if it is known."""
+        """Return the headers that sign a request to the component of that name, for a request with these headers.
+        `incarnation` is that of the component, if it is known."""
         if self._secret is None:
             return ()
         if self._secret.local and incarnation is not None:

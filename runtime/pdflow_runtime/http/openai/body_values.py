@@ -40,8 +40,8 @@ _long_fields = msgspec.json.Decoder(_LongFields)
 
 
 def check_values(body: bytes, most: int) -> None:
-    """Raise OpenAIError for a body with more than `most` values, or with too much beside its long fields. A body that
-    is not JSON may pass."""
+    """Raise OpenAIError for a body with more than `most` values, or with too much outside of its long fields.
+    A body that is not JSON may pass."""
     if len(body) <= OTHER_VALUES:
         return
     values = _values(body)
