@@ -92,13 +92,13 @@ class GovernedRouter(Router):
         return effects
 
     def fork(self) -> Router:
-        rules, choices = self.rules, (self.prefill_choice.fork(), self.decode_choice.fork())
-        other = GovernedRouter(
+        choices = self.prefill_choice.fork(), self.decode_choice.fork()
+        other = type(self)(
             (),
             (),
             self.dispatch,
             choices,
-            rules,
+            self.rules,
             max_attempts=self.max_attempts,
             reports_prefill=self.reports_prefill,
             aggregated=self.aggregated,

@@ -97,22 +97,6 @@ class WatchingRouter(GovernedRouter):
         # Changes first: the legs in `effects` were sent with them known.
         return self._watched() + effects if self.stalled or self.changes else effects
 
-    def fork(self) -> Router:
-        choices = self.prefill_choice.fork(), self.decode_choice.fork()
-        other = WatchingRouter(
-            (),
-            (),
-            self.dispatch,
-            choices,
-            self.rules,
-            max_attempts=self.max_attempts,
-            reports_prefill=self.reports_prefill,
-            aggregated=self.aggregated,
-            resumes=self.resumes,
-        )
-        self.copied_to(other)
-        return other
-
     def copied_to(self, other: Router) -> None:
         super().copied_to(other)
         assert isinstance(other, WatchingRouter)
