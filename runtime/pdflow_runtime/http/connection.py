@@ -25,7 +25,6 @@ from pdflow_runtime.http.ended import UNKNOWN, EndedRequest, Observer, ignore
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import JSON, RETRY_AFTER, HttpLimits, HttpRequest, Refusal, head, status_line
 from pdflow_runtime.http.parsing import RequestParser
-from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import RECEIVE_BYTES, close, receive, send_all, send_now, silent
 from pdflow_runtime.http.tls_socket import PlainHttpError, TlsSocket
@@ -67,7 +66,6 @@ class Connection:
         sock: socket.socket,
         handler: Callable[[HttpRequest, Responder], Awaitable[None]],
         limits: HttpLimits,
-        pump: Pump,
         observer: ConnectionObserver,
         address: str = "",
         client: str = "",
@@ -80,7 +78,6 @@ class Connection:
         self._observer = observer
         self._scope = trio.CancelScope()
         self._sock = sock
-        self._pump = pump
         self._handler = handler
         self._limits = limits
         self._parser = RequestParser(limits)
@@ -96,8 +93,8 @@ class Connection:
         self._news = trio.Event()
         self._behind = b""
         """What has come behind the request that is being answered."""
-        self._receiving = trio.CancelScope()
-        """Ends the reader's wait for more, as what has come already can be parsed."""
+        self._answered = trio.Event()
+        """Set after an answer, if the reader waits for that."""
 
     def drain(self) -> None:
         """Answer what the client has begun to send, and nothing after it."""
@@ -156,29 +153,40 @@ class Connection:
         with self._timeout:
             while await self._read_once():
                 self._set_deadline()
-        if self._timeout.cancelled_caught and parser.within:
+        if self._timeout.cancelled_caught and parser.within and not self._ended:
             what, most_s = ("head", self._limits.head_s) if parser.in_head else ("body", self._limits.request_s)
             parser.give_up(Refusal(408, f"the request's {what} was not complete within {most_s:g} s"))
         self._end()
 
     async def _read_once(self) -> bool:
-        """Receive once and parse; True if more may come."""
-        parser = self._parser
+        """Receive once, and parse unless an answer is due; True if more may come."""
         try:
             received = await self._receive()
         except OSError:
             received = b""
-        if received == b"":
-            parser.ready.clear()
+        if not received:
+            self._parser.ready.clear()
             self._behind = b""
             if self._answering:
                 self._answering.lose()
             return False
-        data = self._behind + (received or b"")
-        if self._is_busy:
-            self._behind = data
-            return True
-        self._behind = data[parser.feed(data) :]
+        self._behind += received
+        return self._is_busy or await self._parse()
+
+    async def _receive(self) -> bytes:
+        while (most := self._most()) <= 0:
+            self._answered = trio.Event()
+            await self._answered.wait()
+        return await receive(self._sock, most)
+
+    def _most(self) -> int:
+        """Return how many bytes may be received now."""
+        return RECEIVE_BYTES if self._parser.arriving_bytes else self._limits.behind_bytes - len(self._behind)
+
+    async def _parse(self) -> bool:
+        """Parse what has come, up to the end of a request; True if more may come."""
+        parser = self._parser
+        self._behind = self._behind[parser.feed(self._behind) :]
         if not parser.ready:
             self._observer.holds(self, parser.arriving_bytes)
             return await self._continue()
@@ -187,17 +195,6 @@ class Connection:
             self._observer.is_answered(self)
         self._news.set()
         return isinstance(item, HttpRequest)
-
-    async def _receive(self) -> bytes | None:
-        """Return the next bytes, b"" at the end; None if what has come already can be parsed."""
-        most = RECEIVE_BYTES if self._parser.arriving_bytes else self._limits.behind_bytes - len(self._behind)
-        with trio.CancelScope() as self._receiving:
-            if self._behind and not self._is_busy:
-                return None
-            if most <= 0:
-                await trio.sleep_forever()
-            return await receive(self._sock, most)
-        return None
 
     async def _continue(self) -> bool:
         """Let the client send its body, if it waits for that; True if the connection has not broken."""
@@ -262,7 +259,7 @@ class Connection:
     async def _answer_one(self, request: HttpRequest) -> bool:
         """Answer one request; True if the connection may go on."""
         with trio.CancelScope() as scope:
-            responder = Responder(self._sock, request, scope, self._limits.write_s, self._pump, self._on_stall)
+            responder = Responder(self._sock, request, scope, self._limits.write_s, self._on_stall)
             responder.keep_alive = request.keep_alive and not self._draining
             self._answering = responder
             try:
@@ -271,11 +268,15 @@ class Connection:
                 # Also of an answer that the end of the connection, or of the process, ends.
                 self._report_answered(request, responder)
         self._answering = None
-        self._set_deadline()
         self._observer.waits(self)
-        if self._behind:
-            self._receiving.cancel()
-        return responder.done and responder.keep_alive and not responder.gone
+        goes_on = responder.done and responder.keep_alive and not responder.gone
+        if goes_on and self._behind and not await self._parse():
+            # The reader must not receive beside the one who refuses.
+            self._end()
+            self._timeout.cancel()
+        self._set_deadline()
+        self._answered.set()
+        return goes_on
 
     async def _handle(self, request: HttpRequest, responder: Responder) -> None:
         try:

@@ -17,7 +17,6 @@ import trio
 from pdflow_runtime.http.descriptors import EXHAUSTION
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import JSON, HttpRequest
-from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.response import Response, read_head
 from pdflow_runtime.http.sockets import close, system_reason
@@ -28,14 +27,14 @@ _HEAD_BYTES: Final = 64 << 10
 
 
 @asynccontextmanager
-async def answered_inside(pump: Pump, answer: Callable[[Responder], Awaitable[None]]) -> AsyncIterator[Response]:
+async def answered_inside(answer: Callable[[Responder], Awaitable[None]]) -> AsyncIterator[Response]:
     """Call `answer` with a responder, and yield the response that it sends. `answer` is cancelled if the context is
     left with an error. UpstreamError if it sends no whole head; OpenAIError if there are too few file descriptors."""
     ours, theirs = _pair()
     # As with a connection: `answer` is cancelled after its responder is lost, never before.
     scope = trio.CancelScope(shield=True)
     # The reader of the response decides how long it may take.
-    responder = Responder(theirs, _REQUEST, scope, math.inf, pump, lambda _: None)
+    responder = Responder(theirs, _REQUEST, scope, math.inf, lambda _: None)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_answer, answer, responder, scope, theirs)

@@ -61,7 +61,7 @@ async def relay(
         await responder.begin_verbatim(response.status, (*kept, *response.framing))
     try:
         while not response.complete:
-            await response.carry(responder.pump, take)
+            await response.carry(take)
             await responder.flush()
     finally:
         # It broke off, or was cancelled: another response may be the rest of the stream.

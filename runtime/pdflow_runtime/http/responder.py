@@ -17,7 +17,6 @@ from trio.lowlevel import wait_writable
 from pdflow.protocol.values import Instant, S
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.messages import Header, HttpRequest, head, status_line
-from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.sockets import send_now
 
 _KEEP_ALIVE: Header = (b"connection", b"keep-alive")
@@ -46,15 +45,12 @@ class Responder:
         request: HttpRequest,
         scope: trio.CancelScope,
         write_s: float,
-        pump: Pump,
         on_stall: Callable[[bool], None],
     ) -> None:
         self.gone = False
         """Whether the client hung up, or took nothing for too long."""
         self.keep_alive = request.keep_alive
         """Whether the connection may go on after this answer; False is written in the head, if that has not left."""
-        self.pump = pump
-        """The pump of the server."""
         self.status = 0
         """The status that was sent; 0: none yet."""
         self.begun_ns = now_ns()

@@ -15,7 +15,7 @@ import httptools
 
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import Header, Headers, first
-from pdflow_runtime.http.pump import Pump, Take
+from pdflow_runtime.http.pump import Take, carry
 from pdflow_runtime.http.sockets import receive
 
 _HEAD_END = b"\r\n\r\n"
@@ -84,13 +84,13 @@ class Response:
         self.accept(data)
         return data
 
-    async def carry(self, pump: Pump, take: Take) -> None:
-        """Receive by a pump: gives `take` the next bytes, for it to `accept`, until it returns False or raises."""
+    async def carry(self, take: Take) -> None:
+        """Receive by the pump: gives `take` the next bytes, for it to `accept`, until it returns False or raises."""
         data, self._waiting = self._waiting, b""
         if data and not take(data):
             return
         try:
-            await pump.carry(self._sock, take)
+            await carry(self._sock, take)
         except OSError as error:
             raise _broken(error) from error
 

@@ -26,7 +26,6 @@ from pdflow_runtime.http.descriptors import EXHAUSTED, EXHAUSTION, SATURATION
 from pdflow_runtime.http.ended import Observer, ignore
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal
-from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import close, send_now, tuned
 from pdflow_runtime.http.tls_socket import accepted_with
@@ -63,7 +62,6 @@ class Server:
         self._report = ended
         self._tls = tls
         self._accepting = trio.CancelScope()
-        self._pump = Pump()
         self._room = trio.Event()
 
     def drain(self) -> None:
@@ -74,16 +72,6 @@ class Server:
             connection.drain()
 
     async def run(self) -> None:
-        # An answer may shield itself from a cancellation, and the pump then goes on for it.
-        pumping = trio.CancelScope(shield=True)
-        async with trio.open_nursery() as pump_nursery:
-            pump_nursery.start_soon(self._pump.run, pumping)
-            try:
-                await self._serve()
-            finally:
-                pumping.cancel()
-
-    async def _serve(self) -> None:
         async with trio.open_nursery() as nursery:
             try:
                 with self._accepting:
@@ -151,7 +139,7 @@ class Server:
             except OSError:
                 return
         reporting = (address, host, self._report)
-        connection = Connection(sock, self._handle, self._limits, self._pump, self._table, *reporting)
+        connection = Connection(sock, self._handle, self._limits, self._table, *reporting)
         self._table.add(connection)
         if self.draining:
             connection.drain()

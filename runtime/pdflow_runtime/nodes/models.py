@@ -37,6 +37,8 @@ OF_BYTES: Final = {2: "bfloat16", 4: "float32", 8: "float64"}
 """The dtype of a model without a folder, by the bytes of a value in the KV cache."""
 SPECIAL: Final = 2
 """The number of special tokens, whose ids precede those of bytes."""
+TOKEN_OF_BYTE: Final = bytes(min(byte + SPECIAL, 255) for byte in range(256))
+"""UTF-8 has no bytes 254 and 255, whose tokens are none of a byte's values."""
 INSTALL: Final = "pip install 'pdflow[live]'"
 WEIGHTS_SCHEME: Final = 2
 """The version of `weights_of`: to be counted up where the same model would get another number, so that a store that
@@ -176,7 +178,7 @@ class ByteTokens:
     """A tokenizer without a model: each byte of a text is a token, and what is none decodes to U+FFFD."""
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        return [byte + SPECIAL for byte in text.encode()]
+        return list(text.encode().translate(TOKEN_OF_BYTE))
 
     def exceeds(self, text: str, most: int) -> bool:
         return len(text.encode()) > most

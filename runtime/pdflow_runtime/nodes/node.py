@@ -14,7 +14,6 @@ drift apart, as they would if a request's end waited in the queue while the engi
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
@@ -116,11 +115,16 @@ class LiveNode:
 
     async def run(self) -> None:
         while True:
-            self.turn(now_ns())
-            self._bell = trio.Event()
-            at = self.wake_at()
-            with trio.CancelScope(deadline=math.inf if at is None else deadline_of(at)):
-                await self._bell.wait()
+            # A scope for each turn would take as long as the turn: one lasts until the first deadline that it was set
+            # to, which may be over by then.
+            with trio.CancelScope() as until_deadline:
+                while True:
+                    self.turn(now_ns())
+                    self._bell = trio.Event()
+                    at = self.wake_at()
+                    if at is not None and deadline_of(at) < until_deadline.deadline:
+                        until_deadline.deadline = deadline_of(at)
+                    await self._bell.wait()
 
     def wake_at(self) -> Instant | None:
         """Return the next deadline of all endpoints."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from pdflow.protocol.values import S
-from pdflow_runtime.clock import stopwatch_ns
+from pdflow.protocol.values import Instant, S
 
 INTER_TOKEN_S: Final = (
     *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
@@ -86,30 +86,26 @@ class PassingAnswer:
         self._events = 0
         self._recent: deque[bytes] = deque(maxlen=RECENT)
 
-    def first_token_sent(self) -> None:
-        """Record that the client got its first token from P."""
-        self._at_ns = stopwatch_ns()
+    def first_token_sent(self, at_ns: Instant) -> None:
+        """Record when the client got its first token from P."""
+        self._at_ns = at_ns
         self._events += 1
 
-    def piece(self, data: bytes) -> None:
-        """Count the tokens of a piece of the answer."""
-        self._recent.append(data)
-        events = data.count(EVENT_END)
-        if not events:
-            return
+    def add(self, pieces: Sequence[bytes], times: Sequence[Instant]) -> None:
+        """Count the tokens of pieces of the answer, which passed at these times."""
+        for data, at_ns in zip(pieces, times, strict=True):
+            if events := data.count(EVENT_END):
+                self._add_events(events, at_ns)
+        self._recent.extend(pieces[-RECENT:])
+
+    def _add_events(self, events: int, at_ns: Instant) -> None:
         self._events += events
-        now_ns = stopwatch_ns()
         if self._at_ns:
-            if tokens := self._pending:
-                # As `TokenIntervals.add`, without the call: this runs for each token.
-                intervals, pending_ns = self._intervals, self._pending_ns
-                intervals.counts[bisect_left(BOUNDS_NS, pending_ns)] += 1
-                intervals.sum_ns += pending_ns
-                if tokens > 1:
-                    intervals.counts[0] += tokens - 1
-            self._pending_ns = now_ns - self._at_ns
+            if self._pending:
+                self._intervals.add(self._pending_ns, self._pending)
+            self._pending_ns = at_ns - self._at_ns
             self._pending = events
-        self._at_ns = now_ns
+        self._at_ns = at_ns
 
     @property
     def tokens_so_far(self) -> int:

@@ -3,7 +3,7 @@ is there as 0 before it first happens, so that an alert on its rate sees the fir
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -14,7 +14,7 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import cpu_ns, now_ns
 from pdflow_runtime.observe.metrics import MODEL, Meter
-from pdflow_runtime.observe.passing_answers import EndedAnswer, PassingAnswer, TokenIntervals
+from pdflow_runtime.observe.passing_answers import EndedAnswer, TokenIntervals
 from pdflow_runtime.observe.router_figures import FIRST_TOKEN_NS, RouterFigures, first_token_bucket
 
 FIRST_TOKEN_S: Final = (
@@ -37,13 +37,13 @@ HTTP_ERRORS: Final = (400, 401, 403, 404, 408, 413, 417, 429, 431, 500, 502, 503
 
 
 class RouterMeter(Meter):
-    """The metrics of the router. `answers` are those that are passing."""
+    """The metrics of the router. `passing` returns the tokens of answers that are passed on now."""
 
     def __init__(self, model: str = "") -> None:
         super().__init__(model)
         registry = self.registry
         self.intervals: Final = TokenIntervals()
-        self.answers: Callable[[], Iterable[PassingAnswer]] = tuple
+        self.passing: Callable[[], int] = int
         self._requests: Final = Counter(
             "pdflow_router_requests", "Requests that ended, by outcome and code", ["outcome", "code"], registry=registry
         )
@@ -130,7 +130,7 @@ class RouterMeter(Meter):
     @property
     def tokens(self) -> int:
         """Tokens that clients got, also of answers that have not ended."""
-        return self.generated + sum(answer.tokens_so_far for answer in self.answers())
+        return self.generated + self.passing()
 
     def figures(self) -> RouterFigures:
         """Return the figures of `pdflow top`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import re
 import secrets
 from collections.abc import Callable
@@ -21,7 +22,7 @@ import trio
 from pdflow.methods.params.errors import ParamsError
 from pdflow.protocol.ids import KvParams
 from pdflow.protocol.messages import Code
-from pdflow.protocol.values import EngineId, Instant, RequestId
+from pdflow.protocol.values import Instant, RequestId
 from pdflow.routing.answer import Answer, PieceUse
 from pdflow.routing.events import NO_SESSION
 from pdflow_runtime.clock import now_ns
@@ -36,8 +37,9 @@ from pdflow_runtime.http.relay import relay
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server_timing import stages_of
 from pdflow_runtime.nodes.kv_params import read_decode
-from pdflow_runtime.observe.passing_answers import EndedAnswer, PassingAnswer, TokenIntervals
+from pdflow_runtime.observe.passing_answers import EndedAnswer, TokenIntervals
 from pdflow_runtime.process.addresses import EngineAddress
+from pdflow_runtime.router.answer_pieces import AnswerPieces
 from pdflow_runtime.router.call_record import CallRecord
 from pdflow_runtime.router.passed import PassedAnswer
 from pdflow_runtime.router.request_traces import LegTrace, RequestTrace
@@ -45,12 +47,11 @@ from pdflow_runtime.security.signed import Signer
 
 log = logging.getLogger(__name__)
 
-EVENT: Final = b"data: "
-ERROR: Final = EVENT + b'{"error":'
-"""The beginning of an engine's error in a stream of events. No text of an answer holds it: quotes are escaped there."""
 CHAT: Final = "/v1/chat/completions"
 INCLUDE_USAGE: Final = re.compile(rb'"include_usage"\s*:\s*true')
 NO_SEED: Final = b"null"
+SEEDS: Final = random.Random(secrets.randbits(64))
+"""Of answers whose clients give none."""
 UNCOUNTED: Final = TokenIntervals()
 """For calls of which nobody collects metrics."""
 NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow", *TRUNCATION)
@@ -96,7 +97,7 @@ class Call:
         self.new_fields: Final[dict[str, Any]] = {}
         """Fields of every leg that brings an answer. All attempts of an answer that may be resumed share a seed."""
         if self.passed is not None and bytes(fields.get("seed", NO_SEED)) == NO_SEED:
-            self.new_fields["seed"] = secrets.randbits(63)
+            self.new_fields["seed"] = SEEDS.getrandbits(63)
         self.given: tuple[GivenTokens, list[int]] | None = None
         """The beginning of the answer that the attempt under way continues, and its tokens."""
         self.first_token: FirstToken | None = None
@@ -111,10 +112,6 @@ class Call:
         """Called with the attempt that streams, once."""
         self.answering: Final = trio.Lock()
         """Held while an answer is passed on: a leg that was taken back may not have noticed it yet."""
-        self.active: set[EngineId] = set()
-        """Engines that have sent anything: the router's, in which each is noted."""
-        self.source: EngineId = ""
-        """The engine whose answer is passed on."""
         self.model = ""
         """The name of the model, as answers have it."""
         self.resumed: Callable[[], None] = ignore
@@ -122,13 +119,7 @@ class Call:
         self.begun_ns: Final = now_ns() if begun_ns is None else begun_ns
         self.record: Final = CallRecord(prompt_tokens=len(tokens))
         self.trace: RequestTrace | None = None
-        self.counts: Final = PassingAnswer(intervals)
-        self.first: Callable[[bytes], None] | None = None
-        """Called with the first piece of the answer, and no other."""
-        self._error = b""
-        """An engine's error in an answer that had begun, from where it begins."""
-        self._tail = b""
-        """The last bytes of what has come, where an error may begin in them."""
+        self.pieces: Final = AnswerPieces(intervals, self.passed)
         self._settled: tuple[RequestId, Code | None] | None = None
         self.received_all = False
         """True if all of an answer has come that may not have been sent yet."""
@@ -137,41 +128,9 @@ class Call:
         self.refusal: OpenAIError | None = None
         """An engine's error that says that the request itself is at fault."""
 
-    def first_piece(self, data: bytes) -> None:
-        """Take note of the first piece of the answer."""
-        if self.first is not None:
-            first, self.first = self.first, None
-            first(data)
-
-    def piece(self, data: bytes) -> None:
-        """Look at a piece of the answer before the client gets it: keep its tokens, and an engine's error in it for
-        `failure`."""
-        self.counts.piece(data)
-        self.active.add(self.source)
-        if self.passed is not None:
-            self.passed.add(data)
-        if self.first is not None:
-            self.first_piece(data)
-        if self._error:
-            self._error += data
-        elif ERROR in data or (self._tail and ERROR in self._tail + data[: len(ERROR)]):
-            self._error = ERROR + (self._tail + data).partition(ERROR)[2]
-        elif data.endswith(b"\n"):
-            self._tail = b""
-        else:
-            self._tail = (self._tail + data[-len(ERROR) :])[-len(ERROR) :]
-
     def ended(self) -> EndedAnswer:
         """Return what is known of the answer, of which nothing more is passed on."""
-        known = 0 if self.passed is None else self.passed.count
-        return self.counts.ended(known, chat=self.streams and self.path == CHAT)
-
-    def failure(self) -> Code:
-        """Return the code of the error with which the engine ended the answer; NONE if there is none."""
-        if not self._error:
-            return Code.NONE
-        error = OpenAIError.from_response(502, self._error[len(EVENT) :].partition(b"\n")[0])
-        return Code.IO if error is None else Code.__members__.get(str(error.code), Code.IO)
+        return self.pieces.ended(chat=self.streams and self.path == CHAT)
 
     def leg_ended(self, role: Literal["prefill", "decode"], request_id: RequestId) -> None:
         self.answer.leg_ended(role, request_id)
@@ -189,7 +148,7 @@ class Call:
     async def _settle(self) -> Code | None:
         if self.answer.over:
             return Code.NONE
-        if (code := self.failure()) is not Code.NONE:
+        if (code := self.pieces.failure()) is not Code.NONE:
             return code
         if self.received_all:
             if not self.responder.done:
@@ -310,7 +269,7 @@ class Leg:
             return None, None, Code.IO
         if returns_first_token and decoded.pdflow is None:
             return None, None, Code.IO
-        self.call.active.add(self.address.engine)
+        self.call.pieces.active.add(self.address.engine)
         return params, decoded.pdflow, Code.NONE
 
     async def forward(self, first: FirstToken) -> None:
@@ -339,9 +298,9 @@ class Leg:
                     if piece is PieceUse.FIRST:
                         call.report(self.request_id)
                     call.answering.acquire_nowait()
-                    call.source = self.address.engine
+                    call.pieces.sent_by(self.address.engine)
                     try:
-                        await relay(response, call.responder, call.answered, call.piece)
+                        await relay(response, call.responder, call.answered, call.pieces.add)
                     finally:
                         # What is decoded for a client of HTTP/1.0 waits outside of the responder until it is sent.
                         call.received_all = response.complete and (call.responder.done or call.responder.chunked_ok)
@@ -350,7 +309,7 @@ class Leg:
             return Code.UNREACHABLE
         if timeout.cancelled_caught:
             return Code.DEADLINE
-        code = call.failure()
+        code = call.pieces.failure()
         if code is Code.NONE:
             call.answer.whole(self.request_id)
         return code

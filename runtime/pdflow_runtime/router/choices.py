@@ -166,7 +166,7 @@ class Several:
         async def answer(responder: Responder) -> None:
             await self.serve(fields, prompt, responder)
 
-        async with self.own_slots, self.slots, answered_inside(self.responder.pump, answer) as response:
+        async with self.own_slots, self.slots, answered_inside(answer) as response:
             yield response
 
     def _count(self, index: int, asked: AnswerOptions, used: dict[str, Any] | None) -> None:

@@ -42,9 +42,15 @@ class EngineChecks:
         while True:
             await trio.sleep(rule.check_ns / S)
             if router.attempts or router.stalled:
-                self.active.update(call.source for call in self._calls.values() if call.responder.waits_for_client)
+                self._look()
                 self._put(EnginesChecked(tuple(sorted(self.active))))
             self.active.clear()
+
+    def _look(self) -> None:
+        for call in self._calls.values():
+            call.pieces.look()
+            if call.responder.waits_for_client:
+                self.active.add(call.pieces.source)
 
 
 def log_watched(effect: EngineWatched) -> None:

@@ -1,7 +1,7 @@
 """The tokens of an answer that have been passed on to its client, read back from the events that brought them.
 
 Engines put the ids of an event's tokens into it (`Between.returns_token_ids`), in vLLM's field `token_ids`. Nothing is
-parsed while pieces pass: they are kept, and every 8 KiB of them are reduced to their token ids, since thousands of
+parsed while pieces pass: they are kept, and every 2 KiB of them are reduced to their token ids, since thousands of
 streams may be open.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 from pdflow_runtime.http.openai.answers import DONE
 from pdflow_runtime.http.openai.between import GivenTokens
 
-REDUCE_BYTES: Final = 8 << 10
+REDUCE_BYTES: Final = 2 << 10
 """Bytes of pieces that are kept before they are reduced to token ids."""
 MOST_BYTES: Final = 4 << 20
 """The longest event that is kept while it is incomplete."""

@@ -111,7 +111,7 @@ class LiveRouterNode(LiveNode):
         self.left: Callable[[str], None] = ignore
         """Called with each engine that was drained, once nothing there is wanted any more."""
         self.meter: Final = RouterMeter(model)
-        self.meter.answers = lambda: (call.counts for call in self.calls.values())
+        self.meter.passing = lambda: sum(call.pieces.tokens_so_far for call in self.calls.values())
         self._number = secrets.randbits(NUMBERS)
         self.do.update(
             {
@@ -133,10 +133,10 @@ class LiveRouterNode(LiveNode):
         number = call.number = call.record.number = self._number
         async with trio.open_nursery() as nursery:
             call.nursery = nursery
-            call.first = lambda _: self._first(call, number)
+            call.pieces.first = partial(self._first, call, number)
             call.answer = Answer(call.streams, self.returns_first_token)
             call.report = lambda request_id: self.put(self.port, FirstTokenDelivered(number, request_id))
-            call.active = self.checks.active
+            call.pieces.active = self.checks.active
             call.resumed, call.model = self.meter.resumed.inc, self.meter.model
             self.calls[number] = call
             self.meter.open.inc()
@@ -154,7 +154,8 @@ class LiveRouterNode(LiveNode):
                     self.put(self.port, ClientGone(number))
                 call.record.answer = call.ended()
                 self.meter.answered(call.record.outcome, call.record.answer)
-            nursery.cancel_scope.cancel()
+            if nursery.child_tasks:
+                nursery.cancel_scope.cancel()
 
     def _first(self, call: Call, number: int) -> None:
         """Record that the first piece of the answer is here."""
@@ -205,17 +206,14 @@ class LiveRouterNode(LiveNode):
             call.report(request_id)
             self.event_log.passed(request_id, LAST)
         if call.streams:
-            if call.passed is not None:
-                call.passed.begin(first_answer.first.token, first_answer.first.id, first_answer.first.created)
-            call.first_piece(text)
-            call.counts.first_token_sent()
+            first = first_answer.first
+            call.pieces.add_first_token(first.token, first.id, first.created)
             await responder.begin(200, (EVENT_STREAM, *call.answered))
             responder.begin_now(text)
             if first_answer.ends:
                 await responder.end()
         elif first_answer.ends:
-            call.counts.piece(text)
-            call.first_piece(text)
+            call.pieces.add(text)
             await responder.reply(200, (JSON, *call.answered), text)
         for attempt in use.forward:
             leg = Leg(call, self.client, call.decoding[attempt], attempt, self.leg_timeout_s, self.signer)

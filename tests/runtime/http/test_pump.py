@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from pdflow_runtime.http.pump import Pump
+from pdflow_runtime.http import pump
+from pdflow_runtime.http.pump import carry
 
 
-@asynccontextmanager
-async def pumping() -> AsyncIterator[Pump]:
-    pump, scope = Pump(), trio.CancelScope()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(pump.run, scope)
-        yield pump
-        scope.cancel()
+@pytest.fixture(params=["trio's epoll", "a task"], autouse=True)
+def waits_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the pump learns that trio has something to do."""
+    if request.param == "a task":
+        monkeypatch.setattr(pump, "_epoll_of_trio", lambda: None)
 
 
 @contextmanager
@@ -40,8 +41,8 @@ async def test_bytes_are_taken_until_enough_and_the_rest_stays() -> None:
         return len(taken) < 2
 
     with pair() as (there, here):
-        async with pumping() as pump, trio.open_nursery() as nursery:
-            nursery.start_soon(pump.carry, here, take)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(carry, here, take)
             for text in (b"1", b"2", b"3"):
                 await wait_all_tasks_blocked()
                 there.send(text)
@@ -61,9 +62,9 @@ async def test_more_flows_than_a_turn_has_all_move() -> None:
 
     with ExitStack() as stack:
         pairs = [stack.enter_context(pair()) for _ in range(count)]
-        async with pumping() as pump, trio.open_nursery() as nursery:
+        async with trio.open_nursery() as nursery:
             for index, (_, here) in enumerate(pairs):
-                nursery.start_soon(pump.carry, here, partial(take_indexed, index))
+                nursery.start_soon(carry, here, partial(take_indexed, index))
             await wait_all_tasks_blocked()
             for index, (there, _) in enumerate(pairs):
                 there.send(b"%d" % index)
@@ -82,11 +83,11 @@ async def test_a_fault_is_raised_where_the_flow_is_awaited_and_nowhere_else() ->
         return bool(data)
 
     with pair() as (there, here), pair() as (other, end):
-        async with pumping() as pump, trio.open_nursery() as nursery:
-            nursery.start_soon(pump.carry, end, take)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(carry, end, take)
             there.send(b"x")
             with pytest.raises(ValueError, match="mine"):
-                await pump.carry(here, fail)
+                await carry(here, fail)
             other.send(b"y")
             await wait_all_tasks_blocked()
             other.close()
@@ -102,11 +103,69 @@ async def test_a_cancelled_flow_takes_nothing_more_and_its_socket_can_flow_again
         return False
 
     with pair() as (there, here):
-        async with pumping() as pump:
-            with trio.move_on_after(0):
-                await pump.carry(here, take)
-            there.send(b"x")
-            await wait_all_tasks_blocked()
-            assert not taken
-            await pump.carry(here, take)
+        with trio.move_on_after(0):
+            await carry(here, take)
+        there.send(b"x")
+        await wait_all_tasks_blocked()
+        assert not taken
+        await carry(here, take)
     assert taken == [b"x"]
+
+
+@pytest.mark.trio
+async def test_the_epoll_of_this_trio_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert pump._epoll_of_trio() is not None
+
+
+@pytest.mark.trio
+async def test_deadlines_threads_and_other_sockets_are_served_while_a_flow_is_open() -> None:
+    taken: list[bytes] = []
+
+    def take(data: bytes) -> bool:
+        taken.append(data)
+        return bool(data)
+
+    with pair() as (there, here), pair() as (other, end), trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(carry, here, take)
+            for number in range(3):
+                # What trio then waits for is far away: it must not wait for that without the flow.
+                await trio.sleep(0.01)
+                there.send(b"%d" % number)
+                while len(taken) <= number:
+                    await trio.sleep(0.01)
+                assert await trio.to_thread.run_sync(int, 7) == 7
+                nursery.start_soon(trio.to_thread.run_sync, other.send, b"x")
+                await trio.lowlevel.wait_readable(end)
+                assert end.recv(1) == b"x"
+                await wait_all_tasks_blocked(0.01)
+            there.close()
+    assert b"".join(taken) == b"012"
+
+
+@pytest.mark.trio
+async def test_a_flow_moves_while_trio_waits_for_a_deadline_that_is_far_away() -> None:
+    arrived = trio.Event()
+
+    def take(data: bytes) -> bool:
+        return data != b"last"
+
+    def send(there: socket.socket) -> None:
+        for data in (b"first", b"last"):
+            time.sleep(0.05)
+            there.send(data)
+
+    async def until_last(here: socket.socket) -> None:
+        await carry(here, take)
+        arrived.set()
+
+    with pair() as (there, here):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(until_last, here)
+            await trio.sleep(0.01)
+            sender = threading.Thread(target=send, args=(there,))
+            sender.start()
+            with trio.fail_after(60):
+                await arrived.wait()
+            sender.join()

@@ -12,7 +12,6 @@ from trio.testing import wait_all_tasks_blocked
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import EVENT_STREAM, HttpRequest
-from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.relay import break_off, relay
 from pdflow_runtime.http.responder import Responder
 from tests.runtime.http.world import LOCAL, response_to, scripted, serving, until
@@ -102,13 +101,13 @@ async def test_a_passed_on_answer_is_done_with_its_last_byte() -> None:
     with client, here:
         here.setblocking(False)
         asked = HttpRequest("GET", "/", "", (), b"", True, True)
-        responder = Responder(here, asked, trio.CancelScope(), 60, Pump(), bool)
+        responder = Responder(here, asked, trio.CancelScope(), 60, bool)
         await responder.begin_verbatim(200, ())
         assert responder.send_now(b"one", last=False)
         assert not responder.done
         while responder.send_now(b"x" * 1_000_000, last=True):  # until the kernel takes no more
             assert responder.done
-            responder = Responder(here, asked, trio.CancelScope(), 60, responder.pump, bool)
+            responder = Responder(here, asked, trio.CancelScope(), 60, bool)
             await responder.begin_verbatim(200, ())
         assert not responder.done
 

@@ -3,12 +3,9 @@ reports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, ChatAnswer, CompletionAnswer, Usage, usage
-from pdflow_runtime.observe import passing_answers
 from pdflow_runtime.observe.passing_answers import PassingAnswer, TokenIntervals
 
 MS = 1_000_000
@@ -24,15 +21,6 @@ def events(form: type[CompletionAnswer] | type[ChatAnswer], used: Usage | None =
     return [*(answer.event(piece) for piece in pieces), last + DONE]
 
 
-@pytest.fixture
-def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The next readings of the clock."""
-    times: list[int] = []
-    monkeypatch.setattr(passing_answers, "stopwatch_ns", lambda: times.pop(0))
-    yield times
-    assert not times
-
-
 @pytest.mark.parametrize("form", [CompletionAnswer, ChatAnswer])
 @pytest.mark.parametrize("used", [None, usage(3, TOKENS)])
 def test_each_token_counts_once(form: type[CompletionAnswer] | type[ChatAnswer], used: Usage | None) -> None:
@@ -41,43 +29,40 @@ def test_each_token_counts_once(form: type[CompletionAnswer] | type[ChatAnswer],
         intervals = TokenIntervals()
         answer = PassingAnswer(intervals)
         for piece in pieces:
-            answer.piece(b"%x\r\n%b\r\n" % (len(piece), piece))
+            answer.add([b"%x\r\n%b\r\n" % (len(piece), piece)], [0])
             assert answer.tokens_so_far <= TOKENS
         assert answer.ended(chat=form is ChatAnswer) == (TOKENS, "length")
         assert sum(intervals.counts) <= TOKENS - 1
 
 
-def test_times_between_tokens(ticks: list[int]) -> None:
+@pytest.mark.parametrize("together", [1, 2, 7])
+def test_times_between_tokens(together: int) -> None:
     """The end of the stream is no token, whether it comes with the last one or behind it."""
     whole = events(CompletionAnswer)
-    ticks += [at * MS for at in (1000, 1020, 1060, 1061, 1062, 1462, 1463)]
+    times = [at * MS for at in (1000, 1020, 1060, 1061, 1062, 1462, 1463)]
     intervals = TokenIntervals()
     answer = PassingAnswer(intervals)
-    for piece in whole:
-        answer.piece(piece)
+    for at in range(0, len(whole), together):
+        answer.add(whole[at : at + together], times[at : at + together])
     answer.ended()
     # 20, 40, 1, 1 and 400 ms.
     assert dict(intervals.buckets()) | {"0.01": 2, "0.025": 3, "0.05": 4, "0.4": 5, "+Inf": 5} == dict(
         intervals.buckets()
     )
     assert intervals.sum_ns == 462 * MS
-    ticks += [at * MS for at in (2000, 2020, 2050)]
     intervals = TokenIntervals()
     answer = PassingAnswer(intervals)
-    for piece in (whole[0], whole[1] + whole[2], b"".join(whole[3:])):
-        answer.piece(piece)
+    answer.add([whole[0], whole[1] + whole[2], b"".join(whole[3:])], [at * MS for at in (2000, 2020, 2050)])
     answer.ended()
     assert sum(intervals.counts) == TOKENS - 1
     assert intervals.sum_ns == 50 * MS
 
 
-def test_the_first_token_may_be_ps(ticks: list[int]) -> None:
-    ticks += [at * MS for at in (100, 130, 131)]
+def test_the_first_token_may_be_ps() -> None:
     intervals = TokenIntervals()
     answer = PassingAnswer(intervals)
-    answer.first_token_sent()
-    for piece in events(CompletionAnswer)[-2:]:
-        answer.piece(piece)
+    answer.first_token_sent(100 * MS)
+    answer.add(events(CompletionAnswer)[-2:], [130 * MS, 131 * MS])
     assert answer.ended() == (2, "length")
     assert (sum(intervals.counts), intervals.sum_ns) == (1, 30 * MS)
 
@@ -86,16 +71,15 @@ def test_an_answer_that_is_not_streamed_reports_its_tokens() -> None:
     intervals = TokenIntervals()
     answer = PassingAnswer(intervals)
     whole = CompletionAnswer("1", 0, "tiny").whole([AnswerPiece(0, "x\n\n", "stop")], usage(3, 40))
-    for at in range(0, len(whole), 50):
-        answer.piece(whole[at : at + 50])
+    pieces = [whole[at : at + 50] for at in range(0, len(whole), 50)]
+    answer.add(pieces, [0] * len(pieces))
     assert answer.ended() == (40, "stop")
     assert sum(intervals.counts) == 0
 
 
 def test_what_broke_off_counts_as_far_as_it_came() -> None:
     answer = PassingAnswer(TokenIntervals())
-    for piece in events(CompletionAnswer)[:3]:
-        answer.piece(piece)
+    answer.add(events(CompletionAnswer)[:3], [0] * 3)
     assert answer.ended() == (3, "")
     # Engines whose events have several tokens name their ids.
     assert answer.ended(known_tokens=9) == (9, "")

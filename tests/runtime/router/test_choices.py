@@ -16,7 +16,6 @@ from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpLimits, HttpReq
 from pdflow_runtime.http.openai.answers import DONE
 from pdflow_runtime.http.openai.completion import read_completion
 from pdflow_runtime.http.openai.fields import Fields
-from pdflow_runtime.http.pump import Pump
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.router.call import encoded_prompt
 from pdflow_runtime.router.choices import Several
@@ -31,7 +30,6 @@ class SlowClient:
 
     def __init__(self) -> None:
         self.begun = False
-        self.pump = Pump()
         self.sent: list[bytes] = []
         self._sending = False
 
@@ -152,18 +150,15 @@ async def test_a_failure_does_not_get_into_an_event_that_a_slow_client_is_still_
 
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
-    pumping, request = trio.CancelScope(), HttpRequest("POST", "/", "", (), b"", keep_alive=True, chunked_ok=True)
+    request = HttpRequest("POST", "/", "", (), b"", keep_alive=True, chunked_ok=True)
     asked = read_completion(b'{"prompt": [[1], [2]], "stream": true}')
     with theirs, trio.fail_after(10):
         async with trio.open_nursery() as nursery:
-            pump = Pump()
-            responder = Responder(ours, request, trio.CancelScope(), 60.0, pump, on_stall)
-            nursery.start_soon(pump.run, pumping)
+            responder = Responder(ours, request, trio.CancelScope(), 60.0, on_stall)
 
             async def answer() -> None:
                 await Several(serve, trio.CapacityLimiter(32), responder).answer(asked.fields, [[1], [2]], asked.asked)
                 ours.close()
-                pumping.cancel()
 
             nursery.start_soon(answer)
             await stalled.wait()

@@ -371,11 +371,11 @@ async def test_an_error_in_an_answer_is_seen_however_its_bytes_arrive() -> None:
     for pieces in splits:
         call = Call("/", {}, [], (), (), None)  # type: ignore[arg-type]
         for piece in pieces:
-            call.piece(piece)
-        assert call.failure() is Code.EXPIRED, pieces
+            call.pieces.add(piece)
+        assert call.pieces.failure() is Code.EXPIRED, pieces
     fine = Call("/", {}, [], (), (), None)  # type: ignore[arg-type]
-    fine.piece(msgspec.json.encode({"text": EXPIRED.decode()}))
-    assert fine.failure() is Code.NONE
+    fine.pieces.add(msgspec.json.encode({"text": EXPIRED.decode()}))
+    assert fine.pieces.failure() is Code.NONE
 
 
 @pytest.mark.trio
