@@ -38,12 +38,12 @@ def test_too_many_values_are_refused(start: bytes, value: bytes, end: bytes) -> 
     "body",
     [
         many(TEXT + b'"user": [', b"1.5e300", OTHER_VALUES, b"]}"),
-        many(TEXT + b'"tools": [', b"{}", OTHER_VALUES, b"]}"),
+        many(TEXT + b'"metadata": [', b"{}", OTHER_VALUES, b"]}"),
         many(TEXT, b'"a": 1', OTHER_VALUES, b"}"),
         many(b'{"prompt": [', b"1", OTHER_VALUES, b'], "prompt": [1]}'),
         TEXT + b'"user": ' + b"9" * OTHER_BYTES + b"}",
     ],
-    ids=["user", "tools", "fields", "twice", "bytes"],
+    ids=["user", "metadata", "fields", "twice", "bytes"],
 )
 def test_other_fields_may_have_few_values_and_bytes(body: bytes) -> None:
     with pytest.raises(OpenAIError, match=r"fields other than prompt, messages.*4096 and 1048576 are") as refused:
@@ -77,3 +77,12 @@ def test_tool_calls_are_not_parsed() -> None:
     body = many(b'{"messages": [{"role": "assistant", "tool_calls": [', b"9" * 5_000, 3, b"]}]}")
     with pytest.raises(OpenAIError, match="tool_calls: is not supported"):
         read_chat(body)  # a number of so many digits is out of range where it is parsed
+
+
+def test_a_long_field_that_is_not_supported_is_refused_as_such() -> None:
+    """Two hundred tools have more values than the fields of any request that is supported."""
+    tool = b'{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "required": ["a", "b"]}}}'
+    body = many(b'{"messages": [], "tools": [', tool, OTHER_VALUES, b"]}")
+    with pytest.raises(OpenAIError, match="tools: is not supported by this server") as refused:
+        check_values(body, 10 * MOST)
+    assert refused.value.status == 400

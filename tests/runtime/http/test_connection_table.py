@@ -136,7 +136,9 @@ async def test_an_unfinished_request_gives_way_with_a_503() -> None:
     async with serving(echo, HttpLimits(fresh_s=0, connections=1)) as server, AsyncExitStack() as streams:
         slow = await connected(server, streams, b"GET /slow HT")
         await connected(server, streams)
-        assert (await ended(slow)).startswith(b"HTTP/1.1 503 ")
+        answer = await ended(slow)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in answer
 
 
 @pytest.mark.trio

@@ -11,15 +11,18 @@ of another type ends the parsing.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.openai.fields import decoded
+from pdflow_runtime.http.openai.parameters import BOTH, REFUSED
 
 OTHER_VALUES: Final = 4_096
 """Of all fields but the long ones together. The longest of them, `logit_bias`, has 1,024 entries."""
+NEUTRAL_BYTES: Final = 1_024
+"""More than a value takes with which an unsupported field asks for nothing."""
 OTHER_BYTES: Final = 1 << 20
 """Of the same fields. 16 stop strings of 1,000 characters with all their escapes take 96 KiB."""
 
@@ -36,6 +39,10 @@ class _LongFields(msgspec.Struct, frozen=True):
     tokens: msgspec.Raw = _NONE
 
 
+_REFUSED: Final = {field.name: field for field in REFUSED if field.apis == BOTH}
+_refused_fields: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+    msgspec.defstruct("_RefusedFields", [(name, msgspec.Raw, _NONE) for name in _REFUSED], frozen=True)
+)
 _long_fields = msgspec.json.Decoder(_LongFields)
 
 
@@ -57,12 +64,21 @@ def check_values(body: bytes, most: int) -> None:
     values -= sum(map(_values, fields))
     nbytes = len(body) - sum(map(len, fields))
     if values > OTHER_VALUES or nbytes > OTHER_BYTES:
+        _refuse_unsupported(body)
         names = ", ".join(_LongFields.__struct_fields__)
         raise OpenAIError(
             413,
             f"the body has {values} commas and opening brackets and {nbytes} bytes in fields other than {names}: at "
             f"most {OTHER_VALUES} and {OTHER_BYTES} are allowed",
         )
+
+
+def _refuse_unsupported(body: bytes) -> None:
+    """Raise OpenAIError for a long field that this server does not support, which is the error that helps its sender."""
+    found = decoded(_refused_fields, body)
+    for name, field in _REFUSED.items():
+        if len(bytes(getattr(found, name))) > NEUTRAL_BYTES:
+            raise field.refusal()
 
 
 def _values(data: bytes) -> int:

@@ -15,6 +15,9 @@ from typing import Any, Final, Literal, TypeAlias
 import attrs
 import msgspec
 
+from pdflow_runtime.http.errors import OpenAIError
+from pdflow_runtime.http.openai.fields import invalid
+
 Api: TypeAlias = Literal["completions", "chat"]
 BOTH: Final[tuple[Api, ...]] = ("completions", "chat")
 COMPLETIONS: Final[tuple[Api, ...]] = ("completions",)
@@ -41,6 +44,9 @@ class RefusedField:
     why: str
     neutral: tuple[Any, ...] = ()
     apis: tuple[Api, ...] = BOTH
+
+    def refusal(self) -> OpenAIError:
+        return invalid(self.name, f"is not supported by this server: {self.why}")
 
 
 @attrs.frozen

@@ -175,7 +175,7 @@ def refuse_what_is_missing_here(fields: Fields, api: Api) -> None:
             continue
         value = decoded(_anything, fields[name], name)
         if value is not None and value not in refused[name].neutral:
-            raise invalid(name, f"is not supported by this server: {refused[name].why}")
+            raise refused[name].refusal()
 
 
 def checked_max_tokens(param: str, count: int | None, least: int = 1) -> int | None:
