@@ -5,11 +5,13 @@ as long as passing a chunk on. Here a socket stays registered in an epoll of the
 trio is about to wait (`before_io_wait`, an instrument's hook), the pump waits in its place, for its own sockets and for
 trio's epoll among them, and returns to trio once that has events, a deadline has come, or a task has become runnable.
 
-trio does not publish its epoll. Where it cannot be found, a task waits for the pump's, and each turn takes a pass.
+trio does not publish its epoll. If it is not where it was in trio 0.35, a task waits for the pump's, and each turn is a
+pass of trio's loop.
 """
 
 from __future__ import annotations
 
+import math
 import select
 import socket
 from collections.abc import Callable
@@ -49,7 +51,7 @@ class Pump(trio.abc.Instrument):
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._flows: dict[int, tuple[trio.lowlevel.Task, socket.socket, Take]] = {}
-        self._trio = _epoll_of_trio()
+        self._trio, self._next_deadline = _internals_of_trio()
         self._token = trio.lowlevel.current_trio_token()
         self._woken = False
         """Whether trio has been told not to wait, since a task has become runnable."""
@@ -86,7 +88,7 @@ class Pump(trio.abc.Instrument):
         while self._turn(timeout):
             timeout = (until_ns - stopwatch_ns()) / S
             if timeout <= 0:
-                if trio.lowlevel.current_statistics().seconds_to_next_deadline <= 0:
+                if self._next_deadline() <= trio.current_time():
                     self._wake()
                 # Else trio may wait as long again: it was for idleness alone (trio.testing).
                 return
@@ -140,11 +142,13 @@ def _nothing() -> None:
     pass
 
 
-def _epoll_of_trio() -> int | None:
-    """Return the descriptor of the epoll by which this run of trio waits; None if it is not where it has been."""
+def _internals_of_trio() -> tuple[int | None, Callable[[], float]]:
+    """Return the descriptor of the epoll by which this run of trio waits, None if it is not found, and a function that
+    returns the time of the next deadline. (The public statistics have that time, too, but look at all sockets.)"""
     from trio._core import _run
 
     try:
-        return int(_run.GLOBAL_RUN_CONTEXT.runner.io_manager._epoll.fileno())
+        runner = _run.GLOBAL_RUN_CONTEXT.runner
+        return runner.io_manager._epoll.fileno(), runner.deadlines.next_deadline
     except AttributeError:
-        return None
+        return None, lambda: math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ from pdflow_runtime.http.pump import carry
 def waits_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How the pump learns that trio has something to do."""
     if request.param == "a task":
-        monkeypatch.setattr(pump, "_epoll_of_trio", lambda: None)
+        monkeypatch.setattr(pump, "_internals_of_trio", lambda: (None, lambda: math.inf))
 
 
 @contextmanager
@@ -113,9 +114,12 @@ async def test_a_cancelled_flow_takes_nothing_more_and_its_socket_can_flow_again
 
 
 @pytest.mark.trio
-async def test_the_epoll_of_this_trio_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_internals_of_this_trio_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert pump._epoll_of_trio() is not None
+    epoll, next_deadline = pump._internals_of_trio()
+    assert epoll is not None
+    with trio.fail_after(100):
+        assert next_deadline() == trio.current_effective_deadline()
 
 
 @pytest.mark.trio

@@ -74,7 +74,7 @@ def check_values(body: bytes, most: int) -> None:
 
 
 def _refuse_unsupported(body: bytes) -> None:
-    """Raise OpenAIError for a long field that this server does not support, which is the error that helps its sender."""
+    """Raise OpenAIError for a long field that this server does not support: this error helps its sender."""
     found = decoded(_refused_fields, body)
     for name, field in _REFUSED.items():
         if len(bytes(getattr(found, name))) > NEUTRAL_BYTES:
