@@ -23,7 +23,7 @@ from pdflow.protocol.values import S
 from pdflow_runtime.clock import deadline_of, now_ns
 from pdflow_runtime.http.ended import UNKNOWN, EndedRequest, Observer, ignore
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, RETRY_AFTER, Headers, HttpLimits, HttpRequest, Refusal, head, status_line
+from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal, head, status_line
 from pdflow_runtime.http.parsing import RequestParser
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import RECEIVE_BYTES, close, receive, send_all, send_now, silent
@@ -327,17 +327,14 @@ def refusal_of(client: str, refusal: Refusal) -> EndedRequest:
 
 def refused(refusal: Refusal) -> bytes:
     """Return the answer that a refusal is."""
-    body = OpenAIError(refusal.status, refusal.message).body()
-    headers = (*_error_headers(refusal.status), (b"content-length", b"%d" % len(body)), (b"connection", b"close"))
+    error = OpenAIError(refusal.status, refusal.message)
+    body = error.body()
+    headers = (*error.headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close"))
     return head(status_line(refusal.status), headers) + body
 
 
 async def _answer_with(responder: Responder, error: OpenAIError) -> None:
-    await responder.reply(error.status, _error_headers(error.status), error.body())
-
-
-def _error_headers(status: int) -> Headers:
-    return (JSON, RETRY_AFTER) if status in (429, 503) else (JSON,)
+    await responder.reply(error.status, error.headers, error.body())
 
 
 def _after(seconds: float) -> float:

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from pdflow.errors import PdflowError
+from pdflow_runtime.http.messages import JSON, RETRY_AFTER, Headers
 
 UpstreamProblem: TypeAlias = Literal["refused", "timeout", "closed", "malformed", "too large"]
 
@@ -68,8 +69,8 @@ _upstream_error = msgspec.json.Decoder(_UpstreamErrorBody)
 
 
 class OpenAIError(PdflowError):
-    """Raised for a request that is answered with an error; the code that answers the client replies with `status` and
-    `body()`."""
+    """Raised for a request that is answered with an error; the code that answers the client replies with `status`,
+    `headers` and `body()`."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | int | None = None) -> None:
         super().__init__(message)
@@ -85,6 +86,11 @@ class OpenAIError(PdflowError):
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
         return cls(status, error.message, param=error.param, code=error.code)
+
+    @property
+    def headers(self) -> Headers:
+        """The headers of the answer."""
+        return (JSON, RETRY_AFTER) if self.status in (429, 503) else (JSON,)
 
     def body(self) -> bytes:
         kind = TYPES.get(self.status, "invalid_request_error")

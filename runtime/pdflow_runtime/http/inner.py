@@ -16,7 +16,7 @@ import trio
 
 from pdflow_runtime.http.descriptors import EXHAUSTION
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, HttpRequest
+from pdflow_runtime.http.messages import HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.response import Response, read_head
 from pdflow_runtime.http.sockets import close, system_reason
@@ -63,7 +63,7 @@ async def _answer(
                 if not responder.begun:
                     error = next(leaves(errors))
                     assert isinstance(error, OpenAIError)
-                    await responder.reply(error.status, (JSON,), error.body())
+                    await responder.reply(error.status, error.headers, error.body())
     finally:
         close(sock)
 

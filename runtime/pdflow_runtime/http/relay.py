@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Final
 
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, Header, Headers
+from pdflow_runtime.http.messages import Header, Headers
 from pdflow_runtime.http.openai.answers import DONE, error_event
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.response import Response
@@ -75,7 +75,7 @@ async def break_off(responder: Responder, error: OpenAIError) -> None:
     """Send the client the error, if there still is a way. The handler then returns, and an answer that was not ended is
     cut off."""
     if not responder.begun:
-        await responder.reply(error.status, (JSON,), error.body())
+        await responder.reply(error.status, error.headers, error.body())
     elif responder.framing:
         await responder.send(error_event(error) + DONE)
         await responder.end()

@@ -109,7 +109,7 @@ class EngineApi(ComponentApi, Generic[_Node]):
                 await responder.send(error_event(error) + DONE)
                 await responder.end()
             else:
-                await responder.reply(error.status, (JSON,), error.body())
+                await responder.reply(error.status, error.headers, error.body())
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         if await self.operated(request, responder):

@@ -26,7 +26,7 @@ from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, RETRY_AFTER, Headers, HttpLimits, HttpRequest
+from pdflow_runtime.http.messages import Headers, HttpLimits, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
 from pdflow_runtime.http.openai.fields import Fields
@@ -126,9 +126,7 @@ class Front:
         try:
             await self._answer(request, responder)
         except OpenAIError as error:
-            headers = (JSON, RETRY_AFTER) if error.status in (429, 503) else (JSON,)
-            if error.status == 401:
-                headers = (JSON, CHALLENGE)
+            headers = (*error.headers, CHALLENGE) if error.status == 401 else error.headers
             await responder.reply(error.status, headers, error.body())
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:

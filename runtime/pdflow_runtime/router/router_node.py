@@ -345,7 +345,7 @@ class LiveRouterNode(LiveNode):
             effect.reason or f"the request failed: {effect.code.name.lower()}",
             code=effect.code.name,
         )
-        await call.responder.reply(error.status, (JSON,), error.body())
+        await call.responder.reply(error.status, error.headers, error.body())
         call.over.set()
 
     def _params(self, params: KvParams, at: Coordinates) -> dict[str, Any]:

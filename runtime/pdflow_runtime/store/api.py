@@ -45,7 +45,7 @@ class StoreApi(ComponentApi):
         try:
             await self._answer(request, responder)
         except OpenAIError as error:
-            await responder.reply(error.status, (JSON,), error.body())
+            await responder.reply(error.status, error.headers, error.body())
 
     async def _answer(self, request: HttpRequest, responder: Responder) -> None:
         if await self.operated(request, responder):

@@ -82,7 +82,7 @@ class VllmProxy:
             log.warning("%s %s: %s", request.method, request.path, error)
             await break_off(responder, OpenAIError(502, str(error)))
         except OpenAIError as error:
-            await responder.reply(error.status, (JSON,), error.body())
+            await responder.reply(error.status, error.headers, error.body())
 
     async def _generate(self, request: HttpRequest, responder: Responder) -> None:
         body = _json_object(request.body)

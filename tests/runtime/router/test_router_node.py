@@ -15,6 +15,7 @@ import trio.testing
 
 from pdflow.protocol.ids import EngineInfo, Shards
 from pdflow.protocol.messages import Code
+from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.policy import Choice
@@ -53,12 +54,13 @@ class Town:
         dispatch: Dispatch = "concurrent",
         returns_first_token: bool = False,
         resumes: bool = False,
+        admission: AdmissionLimits = AdmissionLimits(),
     ) -> None:
         infos = {name: EngineInfo(name, Shards(1, 1, 16)) for name in ENGINES}
         prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
         self.client = HttpClient()
         choices = Choice("round-robin", 2), Choice("round-robin", 2)
-        router_args = (tuple(prefill), tuple(decode), dispatch, choices, Rules(silence_ns=silence_ns), 2)
+        router_args = (tuple(prefill), tuple(decode), dispatch, choices, Rules(admission, silence_ns=silence_ns), 2)
         if hedge_after_ns is None:
             router = GovernedRouter(*router_args, resumes=resumes)
         else:
@@ -309,6 +311,24 @@ async def exchange_one_request(built: Town, ask: bytes = ASK) -> bytes:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(ask)
         await stream.send_all(head + ask)
         return b"".join([piece async for piece in stream])
+
+
+@pytest.mark.trio
+async def test_a_request_that_is_shed_says_when_to_come_again() -> None:
+    async with town(admission=AdmissionLimits(max_inflight=0)) as built, trio.open_nursery() as nursery:
+        received: list[bytes] = []
+
+        async def ask() -> None:
+            received.append(await exchange_one_request(built))
+
+        nursery.start_soon(ask)
+        await settled()
+        built.turn()
+        await settled()
+    head, _, body = received[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 429 ")
+    assert b"\r\nretry-after: 1\r\n" in head
+    assert msgspec.json.decode(body)["error"]["message"] == "shed: too many requests in flight"
 
 
 @pytest.mark.trio
