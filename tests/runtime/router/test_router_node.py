@@ -39,6 +39,7 @@ from pdflow_runtime.security.signed import Gate
 from tests.runtime.http.world import LOCAL, serving
 
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+NO_LIMITS = AdmissionLimits()
 ASK = msgspec.json.encode({"prompt": "x", "max_tokens": 4, "stream": True})
 
 
@@ -54,7 +55,7 @@ class Town:
         dispatch: Dispatch = "concurrent",
         returns_first_token: bool = False,
         resumes: bool = False,
-        admission: AdmissionLimits = AdmissionLimits(),
+        admission: AdmissionLimits = NO_LIMITS,
     ) -> None:
         infos = {name: EngineInfo(name, Shards(1, 1, 16)) for name in ENGINES}
         prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
