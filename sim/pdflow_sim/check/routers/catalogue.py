@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.conditional import Disaggregation
 from pdflow.routing.events import RequestArrived
@@ -29,6 +31,12 @@ ONE_TOKEN: Final = (RequestArrived(0, prefill_only=True, prompt_tokens=10), Requ
 SHORT: Final = Disaggregation(((10, 100), (10, 100)))
 """D computes prompts of up to 10 tokens itself, and of up to 100 if it decodes already."""
 
+
+def as_a_whole(requests: tuple[RequestArrived, ...]) -> tuple[RequestArrived, ...]:
+    """Return the requests of clients that do not stream."""
+    return tuple(replace(request, streams=False) for request in requests)
+
+
 SETTINGS: Final = (
     RouterSetting(name="retries", states=10009, requests=TWO, attempts=2, failures=2, refusals=1, late=1),
     RouterSetting(name="retries in sequence", states=1569, requests=TWO, attempts=2, dispatch="sequential", failures=2),
@@ -42,7 +50,7 @@ SETTINGS: Final = (
         reports=True,
     ),
     RouterSetting(
-        name="reports to D", states=541, requests=TWO, attempts=2, deaths=1, disconnects=1, reports=True, streams=False
+        name="reports to D", states=541, requests=as_a_whole(TWO), attempts=2, deaths=1, disconnects=1, reports=True
     ),
     RouterSetting(name="round robin", states=3481, requests=CHAT, p=3, policy="round-robin", failures=1, attempts=2),
     RouterSetting(name="two choices", states=5806, requests=CHAT, p=3, policy="two-choices", failures=1, attempts=2),
@@ -50,31 +58,28 @@ SETTINGS: Final = (
     RouterSetting(
         name="session affinity, engines that die",
         states=1868,
-        requests=TURNS,
+        requests=as_a_whole(TURNS),
         policy="session-affinity",
         deaths=1,
-        streams=False,
         dispatch="sequential",
     ),
     RouterSetting(name="prefix-aware", states=1680, requests=TURNS, p=3, policy="prefix-aware"),
     RouterSetting(
         name="prefix-aware, engines that die",
         states=3936,
-        requests=TURNS,
+        requests=as_a_whole(TURNS),
         policy="prefix-aware",
         deaths=1,
-        streams=False,
         dispatch="sequential",
     ),
     RouterSetting(
         name="prefix-aware, a small memory",
         states=1471,
-        requests=TURNS,
+        requests=as_a_whole(TURNS),
         policy="prefix-aware",
         names=3,
         deaths=1,
         d=1,
-        streams=False,
         dispatch="sequential",
     ),
     RouterSetting(
@@ -166,11 +171,10 @@ SETTINGS: Final = (
     RouterSetting(
         name="P's first token, an aggregated engine, answers as a whole",
         states=73,
-        requests=TWO,
+        requests=as_a_whole(TWO),
         aggregated=frozenset({1}),
         attempts=2,
         failures=1,
-        streams=False,
         first_from_prefill=True,
     ),
     RouterSetting(

@@ -55,7 +55,7 @@ class RouterWorld:
         self.setting = setting
         self.router = setting.router()
         self.account = RouterAccount(setting)
-        self.answers = [Answer(setting.streams, setting.first_from_prefill) for _ in setting.requests]
+        self.answers = [Answer(asked.streams, setting.first_from_prefill) for asked in setting.requests]
         self.tokens: tuple[RequestId, ...] = ()
         """Attempts whose first token has not been reported to the router."""
         self.settling: tuple[int, ...] = ()
@@ -142,7 +142,7 @@ class RouterWorld:
             yield (f"{role} ends", *numbers)
             return
         if not leg.awaits_token and not leg.dropped:
-            if self._serves(role, name) and self.setting.streams and not leg.begun:
+            if self._serves(role, name) and self.account.asked(name).streams and not leg.begun:
                 yield (f"{role} token", *numbers)
             elif name not in self.tokens:
                 yield (f"{role} ends", *numbers)
@@ -260,7 +260,7 @@ class RouterWorld:
         """End a leg, with the last piece of its answer, or with P's first token."""
         request = self.account.attempts[name].request
         if self._serves(role, name):
-            if not self.setting.streams and not self._piece(role, name):
+            if not self.setting.requests[request].streams and not self._piece(role, name):
                 return
             if name in self.tokens:
                 self._report(name)
