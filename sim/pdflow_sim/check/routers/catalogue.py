@@ -28,6 +28,7 @@ TURNS: Final = (
 )
 """The third continues the second, which goes to another engine while the first is under way."""
 ONE_TOKEN: Final = (RequestArrived(0, prefill_only=True, prompt_tokens=10), RequestArrived(1, prompt_tokens=90))
+MIXED: Final = (RequestArrived(0, prompt_tokens=10), RequestArrived(1, prompt_tokens=90, streams=False))
 SHORT: Final = Disaggregation(((10, 100), (10, 100)))
 """D computes prompts of up to 10 tokens itself, and of up to 100 if it decodes already."""
 
@@ -275,7 +276,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall",
-        states=2824,
+        states=4917,
         requests=TWO,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -286,7 +287,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall, and answers that are resumed",
-        states=1625,
+        states=2786,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -297,7 +298,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and die",
-        states=4125,
+        states=6043,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=1)),
@@ -307,7 +308,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and leave",
-        states=1397,
+        states=1355,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -318,7 +319,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and fall silent",
-        states=15553,
+        states=8540,
         requests=ONE,
         attempts=2,
         rules=Rules(silence_ns=1, stall=StallRule(1, least=0)),
@@ -328,8 +329,30 @@ SETTINGS: Final = (
         dispatch="sequential",
     ),
     RouterSetting(
+        name="decode engines that stall and owe whole answers",
+        states=2350,
+        requests=as_a_whole(ONE),
+        attempts=2,
+        rules=Rules(stall=StallRule(1, least=1)),
+        checks=4,
+        p=1,
+        late=1,
+        deaths=1,
+        dispatch="sequential",
+    ),
+    RouterSetting(
+        name="aggregated engines that stall and owe whole answers",
+        states=5261,
+        requests=MIXED,
+        attempts=2,
+        aggregated=frozenset({0, 1}),
+        rules=Rules(stall=StallRule(1, least=1)),
+        checks=4,
+        d=1,
+    ),
+    RouterSetting(
         name="hedges of engines that stall",
-        states=1227,
+        states=1693,
         requests=ONE,
         attempts=2,
         hedge_after=1,
