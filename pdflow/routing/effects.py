@@ -82,6 +82,13 @@ class EngineSilent(Value, frozen=True, gc=False):
     """Its connections must be broken: the driver reports `EngineLost` then."""
 
 
+class AskEngine(Value, frozen=True, gc=False):
+    """Ask an engine for any response, as of its health. The next check reports whether it has come (`EnginesChecked`).
+    An engine that has not responded yet need not be asked again."""
+
+    engine: str
+
+
 class EngineWatched(Value, frozen=True, gc=False):
     """Report whether the router relies on the answers of an engine (`watching`).
 
@@ -103,6 +110,7 @@ RouterEffect: TypeAlias = (
     | Reply
     | EngineLeft
     | EngineSilent
+    | AskEngine
     | EngineWatched
 )
 RouterEffects: TypeAlias = tuple[RouterEffect, ...]

@@ -87,10 +87,11 @@ class EngineReported(Value, frozen=True, gc=False):
 
 
 class EnginesChecked(Value, frozen=True, gc=False):
-    """The driver has checked which engines have sent anything of an answer since its last check. It checks at the
-    interval of the router's `StallRule`."""
+    """The driver has checked which engines have sent anything of an answer since its last check, and which of those
+    that it was to ask (`AskEngine`) have responded. It checks at the interval of the router's `StallRule`."""
 
     active: tuple[EngineId, ...]
+    responding: tuple[EngineId, ...] = ()
 
 
 class FirstTokenDelivered(Value, frozen=True, gc=False):

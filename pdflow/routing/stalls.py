@@ -8,8 +8,11 @@ time makes one check after it, and not many.
 
 What silence is usual depends on prompts, batches and hardware. With `learns` the limit follows from the silences that
 ended by themselves: four times the longest of the last waits of the same kind, for longer prompts in proportion, and in
-any case the time of a slow engine for the prompt, since it may have found earlier ones in its cache. A whole answer may
-take any time: its length is unknown.
+any case the time of a slow engine for the prompt, since it may have found earlier ones in its cache.
+
+A whole answer may take any time: its length is unknown, and nothing is sent before its end. So an engine that owes one
+is asked whether it responds, and only a check at which it has not responded either counts as silence. A response shows
+that the process is not stopped. It does not show that its GPU is at work, so it counts for whole answers only.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ class Awaited(Enum):
     """D's, when P has computed the prompt."""
     NEXT = "next token"
     WHOLE = "whole answer"
-    """The client does not stream: an engine sends nothing before the answer is complete."""
+    """The client does not stream: an engine sends nothing before the answer is complete, but responds if asked."""
 
 
 class StallRule(Value, frozen=True, gc=False):
@@ -118,15 +121,20 @@ class Waiting:
     def fingerprint(self) -> Hashable:
         return self.awaited, self.silent, self.longest, self.teaches, self.has_token
 
-    def checked(self, active: bool) -> None:
-        """Record a check of the engine that is waited for."""
-        self.silent = 0 if active else self.silent + 1
+    def checked(self, active: bool, responds: bool) -> None:
+        """Record a check of the engine that is waited for: whether it has sent anything, and has responded."""
+        self.silent = 0 if active or (responds and self.awaited is Awaited.WHOLE) else self.silent + 1
         self.longest = max(self.longest, self.silent)
 
-    def limit(self, rule: StallRule, usual: Usual, tokens: int) -> int | None:
-        """Return how many silent checks there may be; None if any number. `tokens`: of the prompt."""
-        if self.awaited is Awaited.WHOLE:
-            return None
-        if not rule.learns:
-            return rule.least
-        return usual.limit(rule, 0 if self.awaited is Awaited.NEXT else tokens)
+    def teach(self, usual: Usual, prompt_tokens: int) -> None:
+        """Record the longest silence of this wait, which has ended well, as a usual one."""
+        if self.teaches:
+            usual.observe(self.longest, self._tokens(prompt_tokens))
+
+    def limit(self, rule: StallRule, usual: Usual, prompt_tokens: int) -> int | None:
+        """Return how many silent checks there may be; None if too little is known."""
+        return usual.limit(rule, self._tokens(prompt_tokens)) if rule.learns else rule.least
+
+    def _tokens(self, prompt_tokens: int) -> int:
+        """Return the tokens that the engine's silence depends on."""
+        return prompt_tokens if self.awaited in (Awaited.PROMPT, Awaited.FIRST) else 0

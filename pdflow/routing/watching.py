@@ -6,11 +6,13 @@ that a request may have goes on, and so does an answer that could not be resumed
 none. If more than half of a role's engines are silent, the cause is not an engine: nothing is taken back.
 
 After a pause a stalled engine is on trial: it gets one leg at a time, until it has answered something. A trial is the
-first attempt of a request, which can leave again, and at D one that streams, since a whole answer has no limit. The
-pause is as long as the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine is silent again. If
-no other engine of its role is up any more, it gets legs again at once.
+first attempt of a request, which can leave again, and not one that owes a whole answer, which does not show whether the
+GPU hangs. The pause is as long as the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine is
+silent again. If no other engine of its role is up any more, it gets legs again at once.
 
-What a heartbeat says is not used here: a process may report while its GPU hangs.
+Engines that were silent at a check are asked whether they respond. A process may respond while its GPU hangs, so this
+counts for whole answers (`stalls`), and for an engine that did not respond when it stalled: its process was stopped,
+and goes on when it responds. A heartbeat is not used here, for the same reason.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId, Instant, RequestId
 from pdflow.routing import governed
 from pdflow.routing.attempt import Attempt
-from pdflow.routing.effects import EngineSilent, EngineWatched, RouterEffects
+from pdflow.routing.effects import AskEngine, EngineSilent, EngineWatched, RouterEffects
 from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
@@ -50,16 +52,18 @@ LONGEST_PAUSE: Final = 64
 
 
 class Stall:
-    """A stalled engine: checks until it is tried, 0 if it is on trial; and the length of its pause."""
+    """A stalled engine: checks until it is tried, 0 if it is on trial; the length of its pause; whether it responded
+    when it stalled."""
 
-    __slots__ = ("left", "pause")
+    __slots__ = ("left", "pause", "responds")
 
-    def __init__(self, pause: int) -> None:
+    def __init__(self, pause: int, responds: bool) -> None:
         self.pause = min(pause, LONGEST_PAUSE)
         self.left = self.pause
+        self.responds = responds
 
     def fork(self) -> Stall:
-        other = Stall(self.pause)
+        other = Stall(self.pause, self.responds)
         other.left = self.left
         return other
 
@@ -108,7 +112,7 @@ class WatchingRouter(GovernedRouter):
         waits = tuple(waiting.fingerprint() for waiting in self.waits.values())
         learns = self.rules.stall is not None and self.rules.stall.learns
         usual = tuple(usual.fingerprint() for usual in self.usual.values()) if learns else ()
-        stalled = tuple((seat, stall.left, stall.pause) for seat, stall in self.stalled.items())
+        stalled = tuple((seat, stall.left, stall.pause, stall.responds) for seat, stall in self.stalled.items())
         return super().fingerprint(), waits, usual, stalled
 
     # Waits.
@@ -116,12 +120,16 @@ class WatchingRouter(GovernedRouter):
     def _open(self, attempt: Attempt) -> None:
         super()._open(attempt)
         if self.rules.stall is not None:
-            whole = self._is_served_alone(attempt) and not attempt.asked.streams
+            whole = self._owes_whole(attempt.asked, _waits_for(attempt))
             self.waits[attempt.request_id] = Waiting(Awaited.WHOLE if whole else Awaited.PROMPT)
 
     def _close(self, attempt: Attempt) -> RouterEffects:
         self.waits.pop(attempt.request_id, None)
         return super()._close(attempt)
+
+    def _owes_whole(self, asked: RequestArrived, seat: Seat) -> bool:
+        """Whether an engine sends nothing for a request before an answer of any length is complete."""
+        return not (asked.streams or asked.prefill_only) and (seat[0] == "decode" or seat[1] in self.aggregated)
 
     def _is_served_alone(self, attempt: Attempt) -> bool:
         """Whether one engine computes the prompt and the answer."""
@@ -129,17 +137,16 @@ class WatchingRouter(GovernedRouter):
 
     def _arrived(self, event: RequestArrived) -> RouterEffects:
         """Begin a request's first attempt, which may be an engine's trial."""
-        self._offer_trials("prefill")
-        if event.streams:
-            self._offer_trials("decode")
+        self._offer_trials("prefill", event)
+        self._offer_trials("decode", event)
         return super()._arrived(event)
 
     def _prefill_answered(self, event: PrefillAnswered) -> RouterEffects:
         if event.params is not None:
             self._wait_ended(event.request_id)
         attempt = self.attempts.get(event.request_id)
-        if attempt is not None and attempt.number == 1 and attempt.asked.streams:
-            self._offer_trials("decode")
+        if attempt is not None and attempt.number == 1:
+            self._offer_trials("decode", attempt.asked)
         return super()._prefill_answered(event)
 
     def _first_token_delivered(self, event: FirstTokenDelivered) -> RouterEffects:
@@ -163,9 +170,7 @@ class WatchingRouter(GovernedRouter):
         if waiting is None:
             return
         attempt, awaited = self.attempts[request_id], waiting.awaited
-        if waiting.teaches and awaited is not Awaited.WHOLE:
-            tokens = 0 if awaited is Awaited.NEXT else attempt.asked.prompt_tokens
-            self.usual[awaited].observe(waiting.longest, tokens)
+        waiting.teach(self.usual[awaited], attempt.asked.prompt_tokens)
         if awaited is not Awaited.PROMPT or waiting.has_token or self._is_served_alone(attempt):
             self.waits[request_id] = Waiting(Awaited.NEXT if attempt.asked.streams else Awaited.WHOLE)
         else:
@@ -176,19 +181,24 @@ class WatchingRouter(GovernedRouter):
     def _checked(self, event: EnginesChecked) -> RouterEffects:
         if self.rules.stall is None:
             raise LocalProtocolError("engines were checked, but this router does not watch them")
-        active = frozenset(event.active)
-        for seat in [seat for seat in self.stalled if self._info(seat).engine in active]:
-            self._trust(seat)
+        active, responding = set(event.active), frozenset(event.responding)
+        for seat, stall in list(self.stalled.items()):
+            engine = self._info(seat).engine
+            if engine in responding and not stall.responds:
+                active.add(engine)
+            if engine in active:
+                self._trust(seat)
         pausing = [seat for seat, stall in self.stalled.items() if stall.left]
         at: dict[Seat, list[Attempt]] = {}
         for attempt in self.attempts.values():
             at.setdefault(_waits_for(attempt), []).append(attempt)
         silences: dict[Seat, int] = {}
         for seat, attempts in at.items():
-            silence = self._silence(attempts, self._info(seat).engine in active)
+            engine = self._info(seat).engine
+            silence = self._silence(attempts, engine in active, engine in responding)
             if silence:
                 silences[seat] = silence
-        stalled = [seat for seat, silence in silences.items() if self._stall(seat, silence, silences)]
+        stalled = [seat for seat in silences if self._stall(seat, silences, responding)]
         effects: RouterEffects = ()
         for seat in stalled:
             for attempt in at[seat]:
@@ -197,9 +207,15 @@ class WatchingRouter(GovernedRouter):
                     effects += self._failed(attempt, Code.STALLED)
         for seat in pausing:
             self._pause(seat)
-        return effects
+        return effects + self._asks()
 
-    def _silence(self, attempts: list[Attempt], active: bool) -> int:
+    def _asks(self) -> RouterEffects:
+        """Have the engines asked whose response may matter: those that are silent and waited for, and stopped ones."""
+        seats = {_waits_for(attempt) for attempt in self.attempts.values() if self.waits[attempt.request_id].silent}
+        seats |= {seat for seat, stall in self.stalled.items() if not stall.responds}
+        return tuple([AskEngine(self._info(seat).engine) for seat in sorted(seats)])
+
+    def _silence(self, attempts: list[Attempt], active: bool, responds: bool) -> int:
         """Record a check for attempts that wait for one engine. Returns its silence if it is too long, else 0.
 
         The limit is the longest of all attempts' there: an engine that computes a long prompt sends nothing to the
@@ -210,14 +226,14 @@ class WatchingRouter(GovernedRouter):
         silence, longest = 0, -1
         for attempt in attempts:
             waiting = self.waits[attempt.request_id]
-            waiting.checked(active)
+            waiting.checked(active, responds)
             limit = waiting.limit(rule, self.usual[waiting.awaited], attempt.asked.prompt_tokens)
             if limit is not None:
                 longest = max(longest, limit)
                 silence = max(silence, waiting.silent)
         return silence if 0 <= longest < silence else 0
 
-    def _stall(self, seat: Seat, silence: int, silences: dict[Seat, int]) -> bool:
+    def _stall(self, seat: Seat, silences: dict[Seat, int], responding: frozenset[EngineId]) -> bool:
         """Send this engine nothing for now. Returns whether others can do its work, and attempts are to leave it."""
         role, index = seat
         choice, stall = self._choice(seat), self.stalled.get(seat)
@@ -228,9 +244,10 @@ class WatchingRouter(GovernedRouter):
         if not others or 2 * (1 + len(silent)) > 1 + len(others):
             return False
         if stall is not None or choice.up[index]:
-            self.stalled[seat] = Stall(silence if stall is None else 2 * stall.pause)
+            engine = self._info(seat).engine
+            self.stalled[seat] = Stall(silences[seat] if stall is None else 2 * stall.pause, engine in responding)
             choice.up[index] = False
-            self.changes.append(EngineWatched(self._info(seat).engine, "stalled"))
+            self.changes.append(EngineWatched(engine, "stalled"))
         for attempt in self.attempts.values():
             if _waits_for(attempt) == seat:
                 self.waits[attempt.request_id].teaches = False
@@ -263,11 +280,11 @@ class WatchingRouter(GovernedRouter):
         changes, self.changes = tuple(self.changes), []
         return changes
 
-    def _offer_trials(self, role: Literal["prefill", "decode"]) -> None:
-        """Let engines on trial that have no leg get one in this turn."""
+    def _offer_trials(self, role: Literal["prefill", "decode"], asked: RequestArrived) -> None:
+        """Let engines on trial that have no leg get one in this turn, if this request shows soon whether they work."""
         for seat, stall in self.stalled.items():
-            if seat[0] == role and not stall.left and not self._choice(seat).loads[seat[1]]:
-                self._choice(seat).up[seat[1]] = True
+            if seat[0] == role and not stall.left and not self._owes_whole(asked, seat):
+                self._choice(seat).up[seat[1]] = not self._choice(seat).loads[seat[1]]
 
     def _need_all(self) -> None:
         """Trust the stalled engines of a role again if no other one is up, and none could be on trial alone."""

@@ -4,7 +4,7 @@ a rule missing."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -24,7 +24,7 @@ from pdflow.routing.membership import Membership
 from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Router
-from pdflow.routing.stalls import Waiting
+from pdflow.routing.stalls import Awaited, Waiting
 from pdflow.routing.watching import WatchingRouter
 from pdflow.version import compiled
 from pdflow_sim.check.routers.catalogue import SETTINGS
@@ -68,6 +68,16 @@ def _forgets_the_token(patch: pytest.MonkeyPatch) -> None:
 def _retries_what_is_rejected(patch: pytest.MonkeyPatch) -> None:
     retry = lambda self, attempt, code: after_failure(Code.IO, attempt.started, attempt.number, self.max_attempts)  # noqa: E731
     patch.setattr(Router, "_after_failure", retry)
+
+
+def _stalls_as(kind: Literal["stopped", "hung"]) -> Patch:
+    """Take every engine that stalls for one whose process is stopped, or whose GPU hangs."""
+    stall = WatchingRouter._stall
+
+    def stalls(self: WatchingRouter, seat: Any, silences: Any, _: Any) -> bool:
+        return stall(self, seat, silences, frozenset() if kind == "stopped" else frozenset([self._info(seat).engine]))
+
+    return method(WatchingRouter, "_stall", stalls)
 
 
 BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
@@ -170,12 +180,12 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         method(WatchingRouter, "_is_last_resort", lambda *_: True), "engines that stall", RouterFinding.NEEDLESS,
     ),
     "an engine that was active stalls": (
-        method(Waiting, "checked", lambda self, active: setattr(self, "silent", self.silent + 1)),
+        method(Waiting, "checked", lambda self, *_: setattr(self, "silent", self.silent + 1)),
         "engines that stall",
         RouterFinding.MEMBER,
     ),
     "a stalled engine is tried at once": (
-        method(WatchingRouter, "_offer_trials", lambda self, role: _all_tried(self)),
+        method(WatchingRouter, "_offer_trials", lambda self, *_: _all_tried(self)),
         "engines that stall",
         RouterFinding.ENGINE,
     ),
@@ -186,6 +196,37 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         method(WatchingRouter, "_pause", lambda self, seat: self._trust(seat)),
         "engines that stall",
         RouterFinding.MEMBER,
+    ),
+    "whole answers have no limit": (
+        method(Waiting, "limit", lambda self, rule, *_: None if self.awaited is Awaited.WHOLE else rule.least),
+        "decode engines that stall and owe whole answers",
+        RouterFinding.NEEDLESS,
+    ),
+    "no engine is asked whether it responds": (
+        method(WatchingRouter, "_asks", lambda self: ()),
+        "decode engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
+    "a response counts for streams": (
+        method(Waiting, "checked", lambda self, *signs: setattr(self, "silent", 0 if any(signs) else self.silent + 1)),
+        "aggregated engines that stall and owe whole answers",
+        RouterFinding.NEEDLESS,
+    ),
+    "a response counts for no whole answer": (
+        method(Waiting, "checked", lambda self, active, _: setattr(self, "silent", 0 if active else self.silent + 1)),
+        "decode engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
+    "a response ends every stall": (
+        _stalls_as("stopped"), "aggregated engines that stall and owe whole answers", RouterFinding.MEMBER,
+    ),
+    "a response ends no stall": (
+        _stalls_as("hung"), "decode engines that stall and owe whole answers", RouterFinding.MEMBER,
+    ),
+    "a whole answer is a trial": (
+        method(WatchingRouter, "_offer_trials", lambda self, *_: _all_on_trial_tried(self)),
+        "aggregated engines that stall and owe whole answers",
+        RouterFinding.ENGINE,
     ),
     "a restarted engine stays stalled": (
         method(WatchingRouter, "_forget", lambda *_: None), "engines that stall and die", RouterFinding.MEMBER,
@@ -227,6 +268,11 @@ def _changes(router: WatchingRouter) -> Any:
 def _all_tried(router: WatchingRouter) -> None:
     for seat in router.stalled:
         router._choice(seat).up[seat[1]] = True
+
+
+def _all_on_trial_tried(router: WatchingRouter) -> None:
+    for seat, stall in router.stalled.items():
+        router._choice(seat).up[seat[1]] = not stall.left and not router._choice(seat).loads[seat[1]]
 
 
 def _most_loaded(choice: Choice) -> int | None:

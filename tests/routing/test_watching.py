@@ -13,7 +13,7 @@ from pdflow.protocol.errors import LocalProtocolError
 from pdflow.protocol.ids import EngineInfo, KvParams, Shards
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import S
-from pdflow.routing.effects import AbortLeg, DispatchPrefill, EngineWatched, Reply
+from pdflow.routing.effects import AbortLeg, AskEngine, DispatchPrefill, EngineWatched, Reply
 from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
@@ -31,12 +31,19 @@ RULE = StallRule(check_ns=1, least=2)
 LEARNS = StallRule(check_ns=S, learns=True)
 
 
-def checked(router: Any, *active: str, times: int = 1) -> list[Any]:
-    """Check engines, and return the effects of the last check that has any."""
+def checked(router: Any, *active: str, responding: tuple[str, ...] = (), times: int = 1) -> list[Any]:
+    """Check engines, and return the effects of the last check that has any, but for what is asked."""
     effects: list[Any] = []
     for _ in range(times):
-        effects = list(router.handle(EnginesChecked(active), 0)) or effects
+        made = router.handle(EnginesChecked(active, responding), 0)
+        effects = [effect for effect in made if not isinstance(effect, AskEngine)] or effects
     return effects
+
+
+def asked(router: Any, *active: str, responding: tuple[str, ...] = ()) -> list[str]:
+    """Check engines, and return those that are asked whether they respond."""
+    made = router.handle(EnginesChecked(active, responding), 0)
+    return [effect.engine for effect in made if isinstance(effect, AskEngine)]
 
 
 def states(effects: list[Any]) -> list[tuple[str, str]]:
@@ -157,11 +164,92 @@ def test_a_long_prompt_has_more_time(governed: Make) -> None:
     assert states(checked(router)) == [("p-0", "stalled")]
 
 
-def test_a_whole_answer_has_no_limit_of_ones_own(governed: Make) -> None:
+def decoding(router: Any, request: int, streams: bool = False) -> None:
+    """Let a request reach d-0, or the next one."""
+    (leg,) = router.handle(RequestArrived(request, prompt_tokens=10, streams=streams), 0)
+    router.handle(answered(leg.request_id, leg.engine), 0)
+
+
+def test_a_whole_answer_may_take_any_time_while_its_engine_responds(governed: Make) -> None:
     router = governed(dispatch="sequential", max_attempts=2, stall=RULE)
-    router.handle(RequestArrived(0, streams=False), 0)
-    router.handle(answered("r0.1"), 0)
-    assert not checked(router, times=100)
+    decoding(router, 0)
+    assert asked(router) == ["d-0"]
+    for _ in range(20):
+        assert not asked(router, responding=("d-0",)), "it was silent at no check"
+        assert asked(router) == ["d-0"]
+        assert asked(router) == ["d-0"]
+    assert not router.stalled
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_whole_answers_leave_an_engine_that_does_not_respond(governed: Make, alone: bool) -> None:
+    options = {"aggregated": frozenset({0, 1})} if alone else {}
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE, **options)
+    silent = "p-0" if alone else "d-0"
+    if alone:
+        router.handle(RequestArrived(0, streams=False), 0)
+    else:
+        decoding(router, 0)
+    assert not checked(router, times=2)
+    assert states(checked(router)) == [(silent, "stalled")]
+    assert router.attempts.keys() == {"r0.2"}
+
+
+def test_an_answer_of_one_token_takes_no_longer_than_its_prompt(governed: Make) -> None:
+    """P's is the whole answer of a client that does not stream, and no response stands for it."""
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE)
+    router.handle(RequestArrived(0, prefill_only=True, streams=False), 0)
+    assert states(checked(router, responding=("p-0",), times=3)) == [("p-0", "stalled")]
+
+
+def test_a_whole_answer_is_no_trial_of_an_aggregated_engine(governed: Make) -> None:
+    router = governed(policy="least-loaded", max_attempts=2, stall=RULE, aggregated=frozenset({0, 1}))
+    hung(router)
+    for request, streams, engine in ((1, False, 1), (2, True, 0)):
+        legs = router.handle(RequestArrived(request, streams=streams), 0)
+        assert [leg.engine for leg in legs] == [engine]
+
+
+def test_an_engine_that_was_stopped_gets_legs_when_it_responds(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE)
+    decoding(router, 0)
+    checked(router, times=3)
+    assert asked(router, "p-1", "d-1") == ["d-0"], "nobody waits for it"
+    assert states(checked(router, "p-1", "d-1", responding=("d-0",))) == [("d-0", "answers")]
+    assert router.decode_choice.up == [True, True]
+    assert not asked(router, "p-1", "d-1")
+
+
+def test_a_stream_that_could_not_leave_a_stopped_engine_waits_anew_when_it_responds(governed: Make) -> None:
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE)
+    decoding(router, 0, streams=True)
+    router.handle(FirstTokenDelivered(0, "r0.1"), 0)
+    assert states(checked(router, times=3)) == [("d-0", "stalled")]
+    assert states(checked(router, responding=("d-0",))) == [("d-0", "answers")]
+    assert not checked(router, times=2)
+    assert states(checked(router)) == [("d-0", "stalled")]
+
+
+def test_an_engine_that_responds_while_its_gpu_hangs_is_stalled(governed: Make) -> None:
+    """Streams show it. Whole answers leave it with them, and no response ends its stall."""
+    router = governed(dispatch="sequential", max_attempts=2, policy="least-loaded", d=2, stall=RULE)
+    decoding(router, 0, streams=True)
+    router.decode_choice.up[1] = False
+    decoding(router, 1)
+    router.decode_choice.up[1] = True
+    assert not checked(router, responding=("d-0",), times=2)
+    assert states(checked(router, responding=("d-0",))) == [("d-0", "stalled")]
+    assert router.attempts.keys() == {"r0.2", "r1.2"}
+    assert states(checked(router, "p-0", "p-1", "d-1", responding=("d-0",), times=10)) == [("d-0", "trial")]
+
+
+def test_the_limit_of_whole_answers_is_what_was_usual(governed: Make) -> None:
+    router = governed(d=1, p=1, dispatch="sequential", max_attempts=2, stall=LEARNS)
+    for request in range(ENOUGH):
+        decoding(router, request)
+        checked(router, times=3 if request == 5 else 0)
+        assert isinstance(router.handle(DecodeEnded(f"r{request}.1"), 0)[-1], Reply)
+    assert router.usual[Awaited.WHOLE].limit(LEARNS, 0) == FACTOR * 3
 
 
 def hung(router: Any) -> None:

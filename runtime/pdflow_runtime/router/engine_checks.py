@@ -1,50 +1,89 @@
 """Checks of which engines have sent anything of an answer, for the rule of stalled engines (`pdflow.routing.watching`).
 
 Legs note the engine of each piece that comes. At the interval of the rule the router's endpoint gets what was noted. An
-engine whose answer waits for its client counts as active: nothing is received from it meanwhile.
+engine whose answer waits for its client counts as active: nothing is received from it meanwhile. An engine is asked
+with `GET /health`; any answer is a response.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 import trio
 
 from pdflow.protocol.values import EngineId, S
-from pdflow.routing.effects import EngineWatched
+from pdflow.routing.effects import AskEngine, EngineWatched
 from pdflow.routing.events import EnginesChecked
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.watching import WatchingRouter
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.process.addresses import EngineAddress
 from pdflow_runtime.router.call import Call
 
 log = logging.getLogger(__name__)
 
 
 class EngineChecks:
-    """The checks of one router. Args: `put` hands an event to its endpoint; `calls` are those under way."""
+    """The checks of one router. Args: `put` hands an event to its endpoint; `calls` are those under way; `client` asks
+    the engines at `addresses`."""
 
     def __init__(
-        self, router: GovernedRouter, put: Callable[[EnginesChecked], None], calls: Mapping[int, Call]
+        self,
+        router: GovernedRouter,
+        put: Callable[[EnginesChecked], None],
+        calls: Mapping[int, Call],
+        client: HttpClient,
+        addresses: Mapping[EngineId, EngineAddress],
     ) -> None:
         self.router: Final = router
         self._put: Final = put
         self._calls: Final = calls
+        self._client: Final = client
+        self._addresses: Final = addresses
+        self._nursery: trio.Nursery | None = None
         self.active: Final[set[EngineId]] = set()
         """Engines that have sent anything since the last check."""
+        self.responding: Final[set[EngineId]] = set()
+        """Engines that have been asked, and have responded since the last check."""
+        self._asking: Final[set[EngineId]] = set()
+        """Engines that have been asked, and have not responded."""
 
     async def run(self) -> None:
         """Check for ever, or not at all if the router has no such rule."""
         router, rule = self.router, self.router.rules.stall
         if rule is None or not isinstance(router, WatchingRouter):
             return
-        while True:
-            await trio.sleep(rule.check_ns / S)
-            if router.attempts or router.stalled:
-                self._look()
-                self._put(EnginesChecked(tuple(sorted(self.active))))
-            self.active.clear()
+        async with trio.open_nursery() as self._nursery:
+            while True:
+                await trio.sleep(rule.check_ns / S)
+                if router.attempts or router.stalled:
+                    self._look()
+                    self._put(EnginesChecked(tuple(sorted(self.active)), tuple(sorted(self.responding))))
+                self.active.clear()
+                self.responding.clear()
+
+    def ask(self, effect: AskEngine) -> None:
+        """Ask an engine whether it responds, unless it is being asked."""
+        address = self._addresses.get(effect.engine)
+        if address is not None and effect.engine not in self._asking and self._nursery is not None:
+            self._asking.add(effect.engine)
+            self._nursery.start_soon(self._ask, address)
+
+    async def _ask(self, address: EngineAddress) -> None:
+        """Ask an engine, for no longer than the shortest silence of a stalled one: the connection may be lost."""
+        rule, at = self.router.rules.stall, address.http
+        assert rule is not None
+        try:
+            with suppress(UpstreamError), trio.move_on_after(rule.least * rule.check_ns / S):
+                async with self._client.request("GET", at.host, at.port, "/health") as response:
+                    self.responding.add(address.engine)
+                    await response.read()
+        finally:
+            self._asking.remove(address.engine)
 
     def _look(self) -> None:
         for call in self._calls.values():

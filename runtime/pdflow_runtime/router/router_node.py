@@ -22,6 +22,7 @@ from pdflow.protocol.values import RequestId
 from pdflow.routing.answer import Answer, Ending
 from pdflow.routing.effects import (
     AbortLeg,
+    AskEngine,
     DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
@@ -105,7 +106,9 @@ class LiveRouterNode(LiveNode):
             lambda address: client.forget(address.http.host, address.http.port),
         )
         self.calls: Final[dict[int, Call]] = {}
-        self.checks: Final = EngineChecks(router, partial(self.put, self.port), self.calls)
+        self.checks: Final = EngineChecks(
+            router, partial(self.put, self.port), self.calls, client, self.members.addresses
+        )
         self.legs: dict[tuple[str, RequestId], trio.CancelScope] = {}
         """Legs that can be cancelled: under way, or about to be."""
         self.left: Callable[[str], None] = ignore
@@ -121,6 +124,7 @@ class LiveRouterNode(LiveNode):
                 AbortLeg: self.abort_leg,
                 EngineLeft: self.engine_left,
                 EngineSilent: self.engine_silent,
+                AskEngine: lambda port, effect: self.checks.ask(effect),
                 EngineWatched: self.engine_watched,
                 Reply: self.reply,
                 ResumeAnswer: self.resume_answer,

@@ -1,7 +1,8 @@
 """Checks of which engines have sent anything of an answer, for a router that watches for stalled engines.
 
 `pdflow.routing.watching` decides which engines are stalled. Tokens bypass the router's endpoint, so each check also
-reports first tokens that have come to their clients.
+reports first tokens that have come to their clients. An engine that was asked has responded by the next check if its
+process is neither paused nor dead then.
 """
 
 from __future__ import annotations
@@ -34,7 +35,16 @@ class SimEngineChecks:
                 return
             active, self.node.active = self.node.active | self.generating(), set()
             if self.endpoint.attempts or self.endpoint.stalled:
-                self.node.feed(self.node.port, EnginesChecked(tuple(sorted(active))))
+                responding = tuple(sorted(self.responding()))
+                self.node.feed(self.node.port, EnginesChecked(tuple(sorted(active)), responding))
+
+    def responding(self) -> set[EngineId]:
+        """Return the engines that were asked at the last check and respond, and forget that they were asked."""
+        asked, self.node.asked = self.node.asked, set()
+        engines = self.node.nodes.engines()
+        return {
+            node.name for node in engines if node.name in asked and node.alive and node.paused_until <= self.clock.now
+        }
 
     def generating(self) -> set[EngineId]:
         """Return the engines of which new tokens have come, and report first ones."""

@@ -17,6 +17,7 @@ from pdflow.routing.answer import Answer, PieceUse
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.effects import (
     AbortLeg,
+    AskEngine,
     DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
@@ -87,7 +88,9 @@ class SimRouterNode(SimNode):
         self.on_engine_left: Callable[[EngineId], None] | None = None
         """Called when an engine that is to leave has no leg left, nor KV that one needs by the router's count."""
         self.active: set[EngineId] = set()
-        """Engines of which a prefill leg has been answered, since they were last checked."""
+        """Engines of which a leg has been answered, since they were last checked."""
+        self.asked: set[EngineId] = set()
+        """Engines that were asked at the last check whether they respond."""
         self.api_servers = api_servers
         self.endpoint = router
         self.port = SimPort(self, "router", router, 0)
@@ -110,6 +113,7 @@ class SimRouterNode(SimNode):
             Reply: self.reply,
             EngineLeft: self.engine_left,
             EngineSilent: self.engine_silent,
+            AskEngine: self.ask_engine,
             EngineWatched: self.engine_watched,
         }
         self.arrivals: dict[type, Callable[[Any], None]] = {
@@ -157,6 +161,8 @@ class SimRouterNode(SimNode):
                 self.active.add(event.params.prefill.engine)
             elif (attempt := self.attempts.get(event.request_id)) is not None and self.first_tokens.delivered(attempt):
                 self.first_token_delivered(attempt, self.first_tokens.at(attempt))
+        elif type(event) is DecodeEnded and event.code is Code.NONE and event.request_id in self.attempts:
+            self.active.add(self.endpoint.decode[self.attempts[event.request_id].d].engine)
         if self.answers and isinstance(event, (DecodeEnded, PrefillAnswered)):
             self.leg_ended("decode" if isinstance(event, DecodeEnded) else "prefill", event.request_id)
         if self.first_follows and isinstance(event, DecodeEnded):
@@ -350,6 +356,9 @@ class SimRouterNode(SimNode):
         self.metrics.count("engine fell silent")
         if effect.abandoned:
             self.clock.call(0, self.abandon, effect.engine)
+
+    def ask_engine(self, port: SimPort, effect: AskEngine) -> None:
+        self.asked.add(effect.engine)
 
     def engine_watched(self, port: SimPort, effect: EngineWatched) -> None:
         if effect.state == "stalled":

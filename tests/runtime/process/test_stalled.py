@@ -1,5 +1,5 @@
-"""A prefill engine whose process is stopped: requests that wait for it are sent to another one, and it gets requests
-again when it goes on. No engine sends heartbeats."""
+"""An engine whose process is stopped: requests that wait for it are sent to another one, and it gets requests again
+when it goes on. No engine sends heartbeats. A decode engine that owes whole answers is asked whether it responds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_requests_of_a_stopped_prefill_engine_are_served_by_another(tmp_path: Path, stream: bool) -> None:
+@pytest.mark.parametrize("engine", ["prefill-0", "decode-0"])
+def test_requests_of_a_stopped_engine_are_served_by_another(tmp_path: Path, engine: str, stream: bool) -> None:
     with served(tmp_path, QUICKSTART, "router.stalled_after_s=1") as cluster:
-        stopped = cluster.pid_of("prefill-0")
+        stopped = cluster.pid_of(engine)
         os.kill(stopped, signal.SIGSTOP)
         try:
             with_it = trio.run(ask, cluster, 8, stream)

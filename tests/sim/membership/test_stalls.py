@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from pdflow.methods.catalogue import METHODS
+from pdflow.routing.events import RequestArrived
 from pdflow.routing.watching import WatchingRouter
+from pdflow.version import compiled
+from pdflow_sim.clients.first_tokens import FirstTokens
+from pdflow_sim.nodes import router_node
 
 Play = Callable[..., Any]
 Lines = Callable[[Any], bytes]
@@ -54,6 +59,36 @@ def test_requests_of_a_stalled_engine_go_elsewhere(play: Play, lines: Lines, met
     assert longest_s(left_there) > 15
     assert longest_s(world) < 11
     assert lines(play(overrides, exact=True, checked=False)) == lines(world)
+
+
+@pytest.fixture
+def _whole_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have clients that do not stream: the router knows it, and nothing reaches them before the end of an answer."""
+    monkeypatch.setattr(router_node, "RequestArrived", partial(RequestArrived, streams=False))
+    monkeypatch.setattr(FirstTokens, "delivered", lambda self, attempt: False)
+
+
+@pytest.mark.skipif(compiled(), reason="methods of a compiled simulator cannot be exchanged")
+@pytest.mark.usefixtures("_whole_answers")
+def test_whole_answers_leave_a_decode_engine_that_does_not_respond(play: Play) -> None:
+    """They take 5 s, longer than an engine may be silent. It gets some again when it responds: no stream tries it."""
+    arrival = '{ process = "constant", rate_rps = 1 }'
+    slow = {"workload.arrival": arrival, "workload.requests": 60, "workload.output_tokens": 1000}
+    overrides = STEADY | slow | {"router.stalled_after_s": 2}
+    undisturbed = play(overrides)
+    assert longest_s(undisturbed) > 5
+    assert "engine stalled" not in undisturbed.totals.notes
+    overrides |= pause("d-0", for_s=30)
+    world = play(overrides)
+    assert set(world.records.outcome) == {"completed"}
+    assert world.totals.notes["engine stalled"] >= 1
+    assert longest_s(world) < 12
+    assert longest_s(play(overrides | {"router.abandon_stalled": False})) > 30
+    served = [
+        at // S for at, who in zip(world.records.arrival_ns, world.records.decode_engine, strict=True) if who == "d-0"
+    ]
+    assert max(served) > 42
+    assert not any(14 < at_s < 40 for at_s in served)
 
 
 def test_a_limit_of_ones_own_is_kept(play: Play) -> None:

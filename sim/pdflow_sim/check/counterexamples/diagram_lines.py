@@ -39,6 +39,7 @@ from pdflow.protocol.producer.cell import ProducerCell
 from pdflow.protocol.values import Address, Allocation
 from pdflow.routing.effects import (
     AbortLeg,
+    AskEngine,
     DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
@@ -308,6 +309,7 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     EngineLeft: lambda node, effect: (Style.NOTE, node, f"{effect.engine} has no requests left"),
     EngineSilent: lambda node, effect: (Style.NOTE, node, f"{effect.engine} is silent"),
     EngineWatched: lambda node, effect: (Style.NOTE, node, f"{effect.engine}: {effect.state}"),
+    AskEngine: lambda node, effect: (Style.NOTE, node, f"asks whether {effect.engine} responds"),
     AbortLeg: lambda node, effect: (
         Style.CALL,
         node,

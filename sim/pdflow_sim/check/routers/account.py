@@ -12,7 +12,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from pdflow.protocol.ids import EngineInfo
 from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId, Instant, RequestId
-from pdflow.routing.effects import AbortLeg, EngineLeft, EngineSilent, EngineWatched, ReportPrefill, ResumeAnswer
+from pdflow.routing.effects import (
+    AbortLeg,
+    AskEngine,
+    EngineLeft,
+    EngineSilent,
+    EngineWatched,
+    ReportPrefill,
+    ResumeAnswer,
+)
 from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
@@ -32,7 +40,7 @@ from pdflow_sim.check.search.forward import Violation
 
 Role: TypeAlias = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")
-PER_EVENT = frozenset({"setting", "event", "silent", "failed"})
+PER_EVENT = frozenset({"setting", "event", "silent", "failed", "earlier_questions", "was_up"})
 """Fields that matter only while an event is handled."""
 LegKey: TypeAlias = tuple[Role, RequestId]
 
@@ -99,10 +107,16 @@ class RouterAccount:
         self.late = setting.late
         """How many legs may still end at the moment at which they are aborted."""
         self.stalled: dict[Seat, Literal["pause", "trial"]] = {}
+        self.hung: frozenset[Seat] = frozenset()
+        """Those of the stalled engines that responded when they stalled."""
+        self.questions: frozenset[EngineId] = frozenset()
+        """Engines that have been asked since the last check whether they respond."""
+        self.earlier_questions: frozenset[EngineId] = frozenset()
+        """Engines that had been asked before this check."""
         self.waits: dict[RequestId, tuple[Seat, int]] = {}
-        """The engine that each open attempt waits for, and the checks since in which it had sent nothing."""
+        """The engine that each open attempt waits for, and the checks since in which it had given no sign of work."""
         self.was_up: dict[Seat, bool] = {}
-        """Engines that might get legs, or were on trial, when they were checked."""
+        """Engines that might get legs, were on trial, or were at work again, when they were checked."""
         self.event: Any = None
         self.silent: set[EngineId] = set()
         """Engines that fell silent by the time of this event."""
@@ -182,7 +196,7 @@ class RouterAccount:
         self.silent = {self.infos[seat].engine for seat in gone}
         for seat in gone:
             del self.last_reports[seat]
-            self.stalled.pop(seat, None)
+            self._forget(seat)
         match event:
             case PrefillAnswered():
                 self._ended("prefill", event.request_id, event.params is None)
@@ -193,15 +207,15 @@ class RouterAccount:
                 self.due.pop(event.request, None)
                 self._sent_first(event.request_id)
             case EnginesChecked():
-                self._checked(frozenset(event.active))
+                self._checked(event)
             case EngineChanged() | EngineLost():
                 self._changed(event)
             case EngineLeaves():
-                self.stalled.pop(self.seat_of(event.engine), None)
+                self._forget(self.seat_of(event.engine))
                 self.leaving |= {event.engine} - self.left
             case EngineJoins():
                 self.leaving, self.left = self.leaving - {event.engine}, self.left - {event.engine}
-                self.stalled.pop(self.seat_of(event.engine), None)
+                self._forget(self.seat_of(event.engine))
                 self.reported_up[self.seat_of(event.engine)] = True
             case EngineReported():
                 self._became((event.role, event.engine), event.info)
@@ -226,29 +240,53 @@ class RouterAccount:
         leg = self.legs.get(("prefill", name))
         return ("prefill", leg.engine) if leg is not None and leg.open else ("decode", self.legs["decode", name].engine)
 
-    def _checked(self, active: frozenset[EngineId]) -> None:
-        self.was_up = {seat: self.is_up(seat) or self.stalled.get(seat) == "trial" for seat in self.infos}
+    def owes_whole(self, asked: RequestArrived, seat: Seat) -> bool:
+        """Whether an engine sends nothing for a request before the end of its answer."""
+        whole = not asked.streams and not asked.prefill_only
+        return whole and (seat[0] == "decode" or seat[1] in self.setting.aggregated)
+
+    def works(self, engine: EngineId, event: EnginesChecked) -> bool:
+        """Whether a check shows that an engine is at work: it has sent something, or it was stopped, and responds."""
+        seat = self.seat_of(engine)
+        was_stopped = seat in self.stalled and seat not in self.hung
+        return engine in event.active or (engine in event.responding and was_stopped)
+
+    def _checked(self, event: EnginesChecked) -> None:
+        self.earlier_questions, self.questions = self.questions, frozenset()
+        again = [seat for seat in self.stalled if self.works(self.infos[seat].engine, event)]
+        trials = [seat for seat, state in self.stalled.items() if state == "trial"]
+        self.was_up = {seat: self.is_up(seat) or seat in trials or seat in again for seat in self.infos}
         waits: dict[RequestId, tuple[Seat, int]] = {}
         for name in self.open_names():
             seat = self.waits_for(name)
             before = self.waits.get(name, (seat, 0))
             silent = before[1] if before[0] == seat else 0
-            waits[name] = seat, 0 if self.infos[seat].engine in active else silent + 1
+            engine = self.infos[seat].engine
+            works = self.works(engine, event) or (
+                engine in event.responding and self.owes_whole(self.asked(name), seat)
+            )
+            waits[name] = seat, 0 if works else silent + 1
         self.waits = waits
 
     def _sent_first(self, name: RequestId) -> None:
         """Begin the wait for the next tokens of an attempt, if it was for the first one."""
         if name in self.waits and name in self.open_names():
             seat = self.waits_for(name)
-            if seat[0] == "decode" or self.setting.requests[self.attempts[name].request].prefill_only:
+            alone = self.asked(name).prefill_only or seat[1] in self.setting.aggregated
+            if seat[0] == "decode" or alone:
                 self.waits[name] = seat, 0
 
     def may_try(self, role: Role, engine: int, name: RequestId, asked: RequestArrived) -> bool:
         """Whether this attempt may be the trial of an engine that stalled: it can go elsewhere, and shows soon whether
         the engine is at work."""
         first = name.endswith(".1") and isinstance(self.event, RequestArrived | PrefillAnswered)
-        shows = role == "prefill" or asked.streams
+        shows = not self.owes_whole(asked, (role, engine))
         return self.stalled.get((role, engine)) == "trial" and not self.loads(role)[engine] and first and shows
+
+    def _forget(self, seat: Seat) -> None:
+        """Forget that an engine had stalled."""
+        self.stalled.pop(seat, None)
+        self.hung -= {seat}
 
     def never_stalled(self, role: Role) -> list[int]:
         """Return the engines of a role that are up and have not stalled."""
@@ -256,7 +294,7 @@ class RouterAccount:
 
     def _changed(self, event: EngineChanged | EngineLost) -> None:
         seat = self.seat_of(event.engine)
-        self.stalled.pop(seat, None)
+        self._forget(seat)
         if isinstance(event, EngineLost):
             self.reported_up[seat] = False
             self.known[seat] = frozenset()
@@ -324,6 +362,12 @@ class RouterAccount:
             raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called silent: {effect}")
         self.silent = self.silent - {effect.engine}
 
+    def asks(self, effect: AskEngine) -> None:
+        seat = self.seat_of(effect.engine)
+        if seat not in self.stalled and not any(at == seat and silent for at, silent in self.waits.values()):
+            raise Violation(RouterFinding.MEMBER, f"{effect.engine} is asked, and is neither stalled nor silent")
+        self.questions |= {effect.engine}
+
     def watched(self, effect: EngineWatched) -> None:
         """Check that an engine is called stalled, tried and trusted with a reason, and record it."""
         seat, event = self.seat_of(effect.engine), self.event
@@ -338,21 +382,27 @@ class RouterAccount:
                     or self.most_silent(role)
                 ):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled: {self.waits}")
+                if effect.engine not in self.earlier_questions and self.owes_only_whole(seat):
+                    raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled, and was not asked")
+                self.hung = self.hung - {seat} | ({seat} if effect.engine in event.responding else frozenset())
             case "trial":
                 if before != "pause" or not isinstance(event, EnginesChecked):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is tried, and is {before or 'up'}")
                 self.stalled[seat] = "trial"
                 self.waits = {name: (at, 0 if at == seat else count) for name, (at, count) in self.waits.items()}
             case "answers":
-                active = isinstance(event, EnginesChecked) and effect.engine in event.active
-                if before is None or not (active or not self.never_stalled(role)):
+                works = isinstance(event, EnginesChecked) and self.works(effect.engine, event)
+                if before is None or not (works or not self.never_stalled(role)):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is trusted, and has sent nothing")
-                del self.stalled[seat]
+                self._forget(seat)
 
     def most_silent(self, role: Role) -> bool:
         """Whether more than half of the engines that a role had up before this check have been silent for too long."""
         known = [engine for engine in self.engines(role) if self.was_up.get((role, engine))]
         return 2 * sum(self.exceeds((role, engine)) for engine in known) > len(known)
+
+    def owes_only_whole(self, seat: Seat) -> bool:
+        return all(self.owes_whole(self.asked(name), seat) for name, (at, _) in self.waits.items() if at == seat)
 
     def exceeds(self, seat: Seat) -> bool:
         """Whether an attempt has waited for this engine for too long."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from pdflow.routing.admission import AdmissionLimits
 from pdflow.routing.conditional import Disaggregation
 from pdflow.routing.events import RequestArrived
@@ -26,8 +28,15 @@ TURNS: Final = (
 )
 """The third continues the second, which goes to another engine while the first is under way."""
 ONE_TOKEN: Final = (RequestArrived(0, prefill_only=True, prompt_tokens=10), RequestArrived(1, prompt_tokens=90))
+MIXED: Final = (RequestArrived(0, prompt_tokens=10), RequestArrived(1, prompt_tokens=90, streams=False))
 SHORT: Final = Disaggregation(((10, 100), (10, 100)))
 """D computes prompts of up to 10 tokens itself, and of up to 100 if it decodes already."""
+
+
+def as_a_whole(requests: tuple[RequestArrived, ...]) -> tuple[RequestArrived, ...]:
+    """Return the requests of clients that do not stream."""
+    return tuple(replace(request, streams=False) for request in requests)
+
 
 SETTINGS: Final = (
     RouterSetting(name="retries", states=10009, requests=TWO, attempts=2, failures=2, refusals=1, late=1),
@@ -42,7 +51,7 @@ SETTINGS: Final = (
         reports=True,
     ),
     RouterSetting(
-        name="reports to D", states=541, requests=TWO, attempts=2, deaths=1, disconnects=1, reports=True, streams=False
+        name="reports to D", states=541, requests=as_a_whole(TWO), attempts=2, deaths=1, disconnects=1, reports=True
     ),
     RouterSetting(name="round robin", states=3481, requests=CHAT, p=3, policy="round-robin", failures=1, attempts=2),
     RouterSetting(name="two choices", states=5806, requests=CHAT, p=3, policy="two-choices", failures=1, attempts=2),
@@ -50,31 +59,28 @@ SETTINGS: Final = (
     RouterSetting(
         name="session affinity, engines that die",
         states=1868,
-        requests=TURNS,
+        requests=as_a_whole(TURNS),
         policy="session-affinity",
         deaths=1,
-        streams=False,
         dispatch="sequential",
     ),
     RouterSetting(name="prefix-aware", states=1680, requests=TURNS, p=3, policy="prefix-aware"),
     RouterSetting(
         name="prefix-aware, engines that die",
         states=3936,
-        requests=TURNS,
+        requests=as_a_whole(TURNS),
         policy="prefix-aware",
         deaths=1,
-        streams=False,
         dispatch="sequential",
     ),
     RouterSetting(
         name="prefix-aware, a small memory",
         states=1471,
-        requests=TURNS,
+        requests=as_a_whole(TURNS),
         policy="prefix-aware",
         names=3,
         deaths=1,
         d=1,
-        streams=False,
         dispatch="sequential",
     ),
     RouterSetting(
@@ -166,11 +172,10 @@ SETTINGS: Final = (
     RouterSetting(
         name="P's first token, an aggregated engine, answers as a whole",
         states=73,
-        requests=TWO,
+        requests=as_a_whole(TWO),
         aggregated=frozenset({1}),
         attempts=2,
         failures=1,
-        streams=False,
         first_from_prefill=True,
     ),
     RouterSetting(
@@ -271,7 +276,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall",
-        states=2824,
+        states=4917,
         requests=TWO,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -282,7 +287,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall, and answers that are resumed",
-        states=1625,
+        states=2786,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -293,7 +298,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and die",
-        states=4125,
+        states=6043,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=1)),
@@ -303,7 +308,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and leave",
-        states=1397,
+        states=1355,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -314,7 +319,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and fall silent",
-        states=15553,
+        states=8540,
         requests=ONE,
         attempts=2,
         rules=Rules(silence_ns=1, stall=StallRule(1, least=0)),
@@ -324,8 +329,30 @@ SETTINGS: Final = (
         dispatch="sequential",
     ),
     RouterSetting(
+        name="decode engines that stall and owe whole answers",
+        states=2350,
+        requests=as_a_whole(ONE),
+        attempts=2,
+        rules=Rules(stall=StallRule(1, least=1)),
+        checks=4,
+        p=1,
+        late=1,
+        deaths=1,
+        dispatch="sequential",
+    ),
+    RouterSetting(
+        name="aggregated engines that stall and owe whole answers",
+        states=5261,
+        requests=MIXED,
+        attempts=2,
+        aggregated=frozenset({0, 1}),
+        rules=Rules(stall=StallRule(1, least=1)),
+        checks=4,
+        d=1,
+    ),
+    RouterSetting(
         name="hedges of engines that stall",
-        states=1227,
+        states=1693,
         requests=ONE,
         attempts=2,
         hedge_after=1,

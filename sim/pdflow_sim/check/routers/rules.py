@@ -16,6 +16,7 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import RequestId
 from pdflow.routing.effects import (
     AbortLeg,
+    AskEngine,
     DispatchAlone,
     DispatchDecode,
     DispatchPrefill,
@@ -242,6 +243,7 @@ def _refused(account: RouterAccount, asked: RequestArrived) -> bool:
 
 _CHECKS: dict[type, Callable[[RouterAccount, Any], None]] = {
     AbortLeg: RouterAccount.aborted,
+    AskEngine: RouterAccount.asks,
     DispatchAlone: _alone,
     DispatchDecode: _decode,
     DispatchPrefill: _prefill,
@@ -323,10 +325,14 @@ def _check_engines(account: RouterAccount, router: GovernedRouter) -> None:
 
 
 def _check_stalls(account: RouterAccount) -> None:
-    """Check that an engine that has been silent for too long gets nothing more, and that requests do not wait for it
-    that may go elsewhere."""
-    if not isinstance(account.event, EnginesChecked):
+    """Check that an engine that has been silent for too long gets nothing more, that requests do not wait for it that
+    may go elsewhere, and that one that is at work again is trusted."""
+    event = account.event
+    if not isinstance(event, EnginesChecked):
         return
+    for seat in account.stalled:
+        if account.works(account.infos[seat].engine, event):
+            raise Violation(RouterFinding.MEMBER, f"{account.infos[seat].engine} works, and is taken for stalled")
     for name, (seat, _) in account.waits.items():
         role, index = seat
         others = [engine for engine in account.never_stalled(role) if engine != index]

@@ -48,7 +48,6 @@ class RouterSetting:
     resumes: bool = False
     reports: bool = False
     """The end of the prefill leg is reported to D, as in dialects without control frames."""
-    streams: bool = True
     first_from_prefill: bool = False
     ticks: int = 0
     """How often the clock advances."""

@@ -55,7 +55,7 @@ class RouterWorld:
         self.setting = setting
         self.router = setting.router()
         self.account = RouterAccount(setting)
-        self.answers = [Answer(setting.streams, setting.first_from_prefill) for _ in setting.requests]
+        self.answers = [Answer(asked.streams, setting.first_from_prefill) for asked in setting.requests]
         self.tokens: tuple[RequestId, ...] = ()
         """Attempts whose first token has not been reported to the router."""
         self.settling: tuple[int, ...] = ()
@@ -117,10 +117,26 @@ class RouterWorld:
         if left[TICKS]:
             yield ("tick", 0, 0)
         if left[CHECKS] and (account.waiting or account.stalled):
-            for active in range(1 << len(self._active())):
-                yield ("check", active, 0)
+            yield from self._checks()
 
-    def _active(self) -> list[EngineId]:
+    def _checks(self) -> Iterator[Move]:
+        """Yield the checks: any engines have sent something, and any others that were asked have responded."""
+        may_send, asked = self._may_send(), self._asked()
+        for active in range(1 << len(may_send)):
+            sent = _chosen(may_send, active)
+            for responding in range(1 << len(asked)):
+                if not any(engine in sent for engine in _chosen(asked, responding)):
+                    yield ("check", active, responding)
+
+    def _asked(self) -> list[EngineId]:
+        """Return the engines that have been asked whether they respond, and are there."""
+        return [
+            info.engine
+            for seat, info in self.account.infos.items()
+            if info.engine in self.account.questions and seat not in self.dead
+        ]
+
+    def _may_send(self) -> list[EngineId]:
         """Return the engines that may have sent something since they were last checked."""
         seats = {(role, leg.engine): None for (role, _), leg in self.account.legs.items() if leg.open}
         return [self.account.infos[seat].engine for seat in seats if seat not in self.dead]
@@ -142,7 +158,7 @@ class RouterWorld:
             yield (f"{role} ends", *numbers)
             return
         if not leg.awaits_token and not leg.dropped:
-            if self._serves(role, name) and self.setting.streams and not leg.begun:
+            if self._serves(role, name) and self.account.asked(name).streams and not leg.begun:
                 yield (f"{role} token", *numbers)
             elif name not in self.tokens:
                 yield (f"{role} ends", *numbers)
@@ -226,8 +242,8 @@ class RouterWorld:
                 self.now += 1
             case ["check"]:
                 self._spend(CHECKS)
-                active = [engine for bit, engine in enumerate(self._active()) if number >> bit & 1]
-                self._feed(EnginesChecked(tuple(active)))
+                active, responding = _chosen(self._may_send(), number), _chosen(self._asked(), attempt)
+                self._feed(EnginesChecked(tuple(active), tuple(responding)))
             case [
                 at,
                 ("late" | "unreachable" | "token" | "completes" | "ends" | "finishes" | "fails" | "rejects") as how,
@@ -260,7 +276,7 @@ class RouterWorld:
         """End a leg, with the last piece of its answer, or with P's first token."""
         request = self.account.attempts[name].request
         if self._serves(role, name):
-            if not self.setting.streams and not self._piece(role, name):
+            if not self.setting.requests[request].streams and not self._piece(role, name):
                 return
             if name in self.tokens:
                 self._report(name)
@@ -412,6 +428,10 @@ class RouterWorld:
 
 def _role(at: str) -> Role:
     return "prefill" if at == "prefill" else "decode"
+
+
+def _chosen(engines: list[EngineId], bits: int) -> list[EngineId]:
+    return [engine for bit, engine in enumerate(engines) if bits >> bit & 1]
 
 
 def _numbers(name: RequestId) -> tuple[int, int]:
