@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
-import random
 import re
 import secrets
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Final, Literal
 
 import msgspec
@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 CHAT: Final = "/v1/chat/completions"
 INCLUDE_USAGE: Final = re.compile(rb'"include_usage"\s*:\s*true')
 NO_SEED: Final = b"null"
-SEEDS: Final = random.Random(secrets.randbits(64))
-"""Of answers whose clients give none."""
+SEEDS: Final = count(secrets.randbits(62))
+"""Of answers whose clients give none: a random number for each would be a system call."""
 UNCOUNTED: Final = TokenIntervals()
 """For calls of which nobody collects metrics."""
 NOT_FOR_ENGINES: Final = ("kv_transfer_params", "prompt_token_ids", "prompt", "messages", "pdflow", *TRUNCATION)
@@ -97,7 +97,7 @@ class Call:
         self.new_fields: Final[dict[str, Any]] = {}
         """Fields of every leg that brings an answer. All attempts of an answer that may be resumed share a seed."""
         if self.passed is not None and bytes(fields.get("seed", NO_SEED)) == NO_SEED:
-            self.new_fields["seed"] = SEEDS.getrandbits(63)
+            self.new_fields["seed"] = next(SEEDS)
         self.given: tuple[GivenTokens, list[int]] | None = None
         """The beginning of the answer that the attempt under way continues, and its tokens."""
         self.first_token: FirstToken | None = None
