@@ -22,7 +22,7 @@ import trio
 from trio.lowlevel import Abort, current_task, notify_closing, reschedule, wait_readable, wait_task_rescheduled
 
 from pdflow.protocol.values import S
-from pdflow_runtime.clock import stopwatch_ns
+from pdflow_runtime.clock import deadline_of, now_ns, stopwatch_ns
 from pdflow_runtime.http.sockets import receive_now
 
 Take: TypeAlias = Callable[[bytes], bool]
@@ -31,6 +31,8 @@ False may run late, after the next event or deadline."""
 
 _TURN: Final = 64
 """Sockets in one turn; then trio's are looked at."""
+_LATER_NS: Final = 1_000
+"""A deadline must be over when the pump looks at it: it is a float, and this process has two clocks."""
 _pumps: Final = trio.lowlevel.RunVar["Pump"]("pdflow's pump")
 
 
@@ -84,11 +86,11 @@ class Pump(trio.abc.Instrument):
             self._woken = False
 
     def _wait(self, timeout: float) -> None:
-        until_ns = stopwatch_ns() + int(timeout * S)
+        until_ns = stopwatch_ns() + int(timeout * S) + _LATER_NS
         while self._turn(timeout):
             timeout = (until_ns - stopwatch_ns()) / S
             if timeout <= 0:
-                if self._next_deadline() <= trio.current_time():
+                if self._next_deadline() <= deadline_of(now_ns()):
                     self._wake()
                 # Else trio may wait as long again: it was for idleness alone (trio.testing).
                 return
