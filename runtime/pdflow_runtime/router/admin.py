@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
 
+from pdflow.protocol.values import S
+from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON, HttpRequest
 from pdflow_runtime.http.responder import Responder
@@ -29,9 +32,16 @@ from pdflow_runtime.router.router_node import LiveRouterNode
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 2.0
-"""Time for an engine to answer."""
+"""Time for an engine to answer. Prometheus waits for 10 s by default."""
 STOP: Final = "/stop"
 """The path at which an engine is ordered to end that is not wanted any more."""
+
+
+class Asked(NamedTuple):
+    """What an engine answered, None if it did not in time, or with an error; and how long that took, in seconds."""
+
+    answer: bytes | None
+    seconds: float
 
 
 class EngineToAdd(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,8 +82,9 @@ class Admin:
             case "GET", ["state"]:
                 body = msgspec.json.encode(await self.state())
             case "GET", ["notes"]:
-                pages = [page for page in (await self._ask_all("/notes", {})).values() if page is not None]
-                body = msgspec.json.encode([self.node.event_log.page(), *pages])
+                pages = (asked.answer for asked in (await self.ask_all("/notes", self.engine_addresses())).values())
+                found = [msgspec.Raw(page) for page in pages if page is not None]
+                body = msgspec.json.encode([self.node.event_log.page(), *found])
             case "POST", ["engines"]:
                 status, body = self.engines(request.body)
             case "POST", ["engines", name, "drain" | "resume" as what]:
@@ -190,10 +201,15 @@ class Admin:
         """Return the engines that are up, or should be."""
         return [name for name in self.members.seats if name in self.members.addresses or name not in self.vacant]
 
+    def engine_addresses(self) -> dict[str, EngineAddress | None]:
+        """Return the addresses of the engines that are up, or should be: None for one that is not up."""
+        return {name: self.members.addresses.get(name) for name in self.expected()}
+
     async def state(self) -> dict[str, Any]:
         """Return the state of the cluster; that of an engine that does not answer is None."""
         members = self.members
-        engines = await self._ask_all("/state", members.stores)
+        asked = await self.ask_all("/state", self.engine_addresses() | members.stores)
+        engines = {name: None if one.answer is None else msgspec.Raw(one.answer) for name, one in asked.items()}
         silent = sorted(name for name in members.addresses if not members.is_member(name))
         membership = {"drained": sorted(members.drained), "silent": silent, "stalled": members.stalled}
         return {
@@ -203,21 +219,20 @@ class Admin:
             "engines": engines,
         }
 
-    async def _ask_all(self, path: str, besides: Mapping[str, EngineAddress | None]) -> dict[str, Any]:
-        """Ask every engine, and return the answers by name: None for one that is expected and does not answer.
-        `besides` are asked, too, where they have an address."""
-        members = self.members
-        found: dict[str, Any] = dict.fromkeys((*self.expected(), *besides))
+    async def ask_all(
+        self, path: str, addresses: Mapping[str, EngineAddress | None], limit_bytes: int = 16 << 20
+    ) -> dict[str, Asked]:
+        """Ask every engine or store node that has an address, all at once."""
+        found = dict.fromkeys(addresses, Asked(None, 0.0))
 
         async def ask(name: str, address: EngineAddress) -> None:
-            try:
-                with trio.move_on_after(ANSWER_S):
-                    found[name] = msgspec.Raw(await self.ask(address, "GET", path))
-            except UpstreamError:
-                pass
+            begun_ns, answer = now_ns(), None
+            with suppress(UpstreamError), trio.move_on_after(ANSWER_S):
+                answer = await self.ask(address, "GET", path, limit_bytes)
+            found[name] = Asked(answer, (now_ns() - begun_ns) / S)
 
         async with trio.open_nursery() as nursery:
-            for name, address in (*members.addresses.items(), *besides.items()):
+            for name, address in addresses.items():
                 if address is not None:
                     nursery.start_soon(ask, name, address)
         return found

@@ -9,14 +9,10 @@ import trio
 
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import now_ns
-from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.observe.merged_metrics import MalformedPageError, MergedMetrics
-from pdflow_runtime.process.addresses import EngineAddress
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.router.admin import Admin
 
-ANSWER_S: Final = 2.0
-"""Time for a process to answer. Prometheus waits for 10 s by default."""
 PAGE_BYTES: Final = 2 << 20
 """The longest page of one process: vLLM's has about 200 kB."""
 ALL_BYTES: Final = 64 << 20
@@ -44,27 +40,12 @@ class ClusterMetrics:
             return self._page
 
     async def _collect(self) -> bytes:
-        members = self.admin.members
-        addresses = {name: members.addresses.get(name) for name in self.admin.expected()} | members.stores
-        pages: dict[str, bytes] = {}
-        took_s: dict[str, float] = dict.fromkeys(addresses, 0.0)
-
-        async def ask(name: str, address: EngineAddress) -> None:
-            begun_ns = now_ns()
-            try:
-                with trio.move_on_after(ANSWER_S):
-                    pages[name] = await self.admin.ask(address, "GET", "/metrics", PAGE_BYTES)
-            except UpstreamError:
-                pass
-            took_s[name] = (now_ns() - begun_ns) / S
-
-        async with trio.open_nursery() as nursery:
-            for name, address in addresses.items():
-                if address is not None:
-                    nursery.start_soon(ask, name, address)
+        addresses = self.admin.engine_addresses() | self.admin.members.stores
+        asked = await self.admin.ask_all("/metrics", addresses, PAGE_BYTES)
+        pages = {name: one.answer for name, one in asked.items() if one.answer is not None}
         merged = MergedMetrics()
         merged.add(ROUTER, self.admin.node.meter.text(), keeps_label=True)
-        up = dict.fromkeys(addresses, 0)
+        up = dict.fromkeys(asked, 0)
         for name, page in pages.items():
             await trio.lowlevel.checkpoint()
             if sum(len(pages[name]) for name, is_up in up.items() if is_up) + len(page) > ALL_BYTES:
@@ -74,7 +55,7 @@ class ClusterMetrics:
                 up[name] = 1
             except MalformedPageError:
                 pass
-        return merged.text() + _scrapes(up, took_s)
+        return merged.text() + _scrapes(up, {name: one.seconds for name, one in asked.items()})
 
 
 def _scrapes(up: dict[str, int], took_s: dict[str, float]) -> bytes:

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdflow_runtime.http.messages import Headers
 from pdflow_runtime.process.addresses import EngineGone
-from pdflow_runtime.router import cluster_metrics
+from pdflow_runtime.router import admin
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.signed import Gate
 from tests.runtime.http.world import LOCAL
@@ -34,7 +34,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 @pytest.mark.trio
 async def test_a_page_has_all_processes_and_says_who_did_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_metrics, "ANSWER_S", 0.2)
+    monkeypatch.setattr(admin, "ANSWER_S", 0.2)
     async with town() as built:
         built.pages = {"prefill-0": PAGE, "prefill-1": b"<html>", "decode-0": PAGE, "decode-1": None}
         status, text = await read(built)
