@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pdflow_runtime.http.messages import Headers
 from pdflow_runtime.process.addresses import EngineGone
-from pdflow_runtime.router import admin
+from pdflow_runtime.router import admin, cluster_metrics
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.signed import Gate
 from tests.runtime.http.world import LOCAL
