@@ -14,7 +14,7 @@ import msgspec
 
 from pdflow.errors import PdflowError
 
-UpstreamProblem: TypeAlias = Literal["refused", "timeout", "closed", "malformed", "too large"]
+UpstreamProblem: TypeAlias = Literal["refused", "tls", "timeout", "closed", "malformed", "too large"]
 
 TYPES = {
     401: "authentication_error",

@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from trio.lowlevel import wait_readable, wait_writable
 
+TlsNow: TypeAlias = Callable[[], ssl.SSLContext]
+"""Returns what the next connection is made with."""
 RECORD_BYTES: Final = 16 << 10
 """The most of one TLS record (RFC 8446 5.1)."""
+_WRONG_TIME: Final = (9, 10)
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (openssl/x509_vfy.h)."""
 
 
 class PlainHttpError(OSError):
@@ -25,6 +30,11 @@ class PlainHttpError(OSError):
 
 class TlsSocket(ssl.SSLSocket):
     """One end of a connection with TLS, before or after its handshake."""
+
+    @property
+    def needs_certificate(self) -> bool:
+        """Whether the peer must present a certificate."""
+        return self.context.verify_mode is ssl.CERT_REQUIRED
 
     async def handshake(self) -> None:
         """Complete the handshake. OSError if the peer does not, or if its certificate is refused."""
@@ -94,6 +104,22 @@ def accepted_with(context: ssl.SSLContext, sock: socket.socket) -> TlsSocket:
 def opened_with(context: ssl.SSLContext, sock: socket.socket, host: str) -> TlsSocket:
     """Return the same for the client's end. `host` is the name that the server's certificate must have."""
     return _wrapped(context, sock, host)
+
+
+def failure_text(error: ssl.SSLError, authority: str = "") -> str:
+    """Return why a client has no TLS with a server, and what to do. `authority`: where the file with the servers'
+    authority is set; needed for errors of a handshake only."""
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        text = f"certificate verify failed: {error.verify_message}"
+        if error.verify_code in _WRONG_TIME:
+            return f"{text}: renew the server's certificate, or correct this host's clock"
+        return f"{text}; {authority} names the file with its authority"
+    if reason == "wrong version number":
+        return "the server answers without TLS"
+    if " alert " in reason:
+        return f"the server refuses this side's certificate: {reason.partition(' alert ')[2]}"
+    return reason
 
 
 def client_context() -> ssl.SSLContext:
