@@ -131,10 +131,7 @@ class Server:
             return
         sock = tuned(sock)
         if self._tls is not None:
-            try:
-                sock = accepted_with(self._tls(), sock)
-            except OSError:
-                return
+            sock = accepted_with(self._tls(), sock)
         reporting = (address, host, self._report)
         connection = Connection(sock, self._handle, self._limits, self._table, *reporting)
         self._table.add(connection)

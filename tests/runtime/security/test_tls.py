@@ -20,6 +20,7 @@ from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.server import Server, serve_http
 from pdflow_runtime.http.sockets import listen
+from pdflow_runtime.http.tls_socket import TlsSocket
 from pdflow_runtime.security.reloaded import EVERY_NS
 from pdflow_runtime.security.tls import KEYS, Tls, cluster_client, log_tls_failure, tls_of
 from tests.runtime.http.world import LOCAL, echo, response_to, serving
@@ -90,8 +91,8 @@ async def test_components_of_one_authority_serve_each_other(engine: Member, rout
         assert await asked(client, server) == ANSWER
         (connection,) = server.connections
         sock = connection._sock
-        assert isinstance(sock, ssl.SSLSocket)
-        assert (sock.version(), bool(sock.getpeercert())) == ("TLSv1.3", True)
+        assert isinstance(sock, TlsSocket)
+        assert (sock.session.version(), bool(sock.session.getpeercert())) == ("TLSv1.3", True)
     client.close()
 
 
