@@ -43,7 +43,7 @@ _NO_CERTIFICATE = Refusal(
     "this port uses TLS, and clients must present a certificate of the cluster's authority: set serve.tls_cert, "
     "tls_key and tls_ca where the request comes from",
 )
-_rejections = LineASecond()
+_REJECTIONS = LineASecond()
 
 
 class _Due(Enum):
@@ -151,8 +151,12 @@ class Connection:
             except OSError as error:
                 if not sock.needs_certificate:
                     _log.debug("TLS handshake of %s failed: %s", self.address or "a client", error)
-                elif (more := _rejections.more()) is not None:
-                    _log.warning("rejected a connection from %s: %s%s", self._client, system_reason(error), more)
+                elif (more := _REJECTIONS.more()) is not None:
+                    _log.warning(
+                        "rejected a connection from %s: %s%s; clients must present a certificate of the authority in "
+                        "serve.tls_ca",
+                        *(self._client, system_reason(error), more),
+                    )
             else:
                 return True
         return False
