@@ -118,6 +118,8 @@ class TlsSocket(socket.socket):
 
     def send(self, data: Any, flags: int = 0) -> int:
         view, sent = memoryview(data), 0
+        if len(view) < self._unsent_of:
+            raise ssl.SSLError("these are not the bytes that could not be sent completely before")
         while True:
             if self._unsent and not self._has_sent():
                 if not sent:
