@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -71,6 +72,17 @@ max_num_batched_tokens = 2048
 """
 
 
+class Launch(NamedTuple):
+    """How pdflow's router is started."""
+
+    arguments: Sequence[str] = ("-m", "pdflow_runtime.router.front")
+    """Of Python, before the scenario's."""
+    overrides: Sequence[str] = ()
+    """Of the scenario."""
+    environment: Mapping[str, str] | None = None
+    """Variables; None: with a secret that a supervisor has made, as on one host."""
+
+
 class Running:
     """A router. Args: its port, and the process id of its first process."""
 
@@ -115,31 +127,37 @@ def started(
 
 
 @contextlib.contextmanager
-def engines() -> Iterator[dict[str, int]]:
-    """Run the stub engines; gives the port of each by its name."""
+def engines(*options: str) -> Iterator[dict[str, int]]:
+    """Run the stub engines, with options of router_stub.py; gives the port of each by its name."""
     wanted = names((*ONE_LEG, *BOTH_LEGS))
-    with started([sys.executable, str(ROOT / "benchmarks/router_stub.py"), *wanted]) as running:
+    with started([sys.executable, str(ROOT / "benchmarks/router_stub.py"), *options, *wanted]) as running:
         assert running.stdout
         yield dict(zip(wanted, map(int, running.stdout.readline().split()), strict=True))
 
 
 @contextlib.contextmanager
-def router(name: str, ports: dict[str, int], roles: Sequence[str], peers: Path | None = None) -> Iterator[Running]:
+def router(
+    name: str, ports: dict[str, int], roles: Sequence[str], peers: Path | None = None, launch: Launch | None = None
+) -> Iterator[Running]:
     """Run a router in front of the engines of these roles, and wait until it answers."""
-    opened = _pdflow(ports, roles) if peers is None else _peer(peers / "bin" / name, name, ports, roles)
+    opened = (
+        _pdflow(ports, roles, launch or Launch()) if peers is None else _peer(peers / "bin" / name, name, ports, roles)
+    )
     with opened as running:
         _wait(running.port)
         yield running
 
 
 @contextlib.contextmanager
-def _pdflow(ports: dict[str, int], roles: Sequence[str]) -> Iterator[Running]:
+def _pdflow(ports: dict[str, int], roles: Sequence[str], launch: Launch) -> Iterator[Running]:
     pools = "".join(POOL % (role, role, REPLICAS, BLOCK_SIZE) for role in roles)
-    environment = {**os.environ, LOCAL_VARIABLE: new_secret()}
+    variables = {LOCAL_VARIABLE: new_secret()} if launch.environment is None else launch.environment
+    environment = {**os.environ, **variables}
     with tempfile.TemporaryDirectory() as folder:
         scenario = Path(folder) / "router.toml"
         scenario.write_text(SCENARIO + pools)
-        command = [sys.executable, "-m", "pdflow_runtime.router.front", str(scenario), "--child"]
+        overrides = [argument for override in launch.overrides for argument in ("--set", override)]
+        command = [sys.executable, *launch.arguments, str(scenario), "--child", *overrides]
         with started(command, environment) as running:
             assert running.stdin
             assert running.stdout

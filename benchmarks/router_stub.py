@@ -1,19 +1,24 @@
 """The stub engines of router_speed.py, all in one process, which prints the port of each:
 
-    python benchmarks/router_stub.py NAME...
+    python benchmarks/router_stub.py [--tls FOLDER | --unix FOLDER] NAME...
 
 An engine streams `max_tokens` events of about 220 bytes, one write each, `pace_ms` apart. What is not streamed is
 answered at once with kv_transfer_params: NIXL's, and for pdflow's router those under "pdflow" as well. Every GET is
 answered with a list of one model.
+
+--tls: clients must use TLS 1.3 and present a certificate; FOLDER has tls_cert, tls_key and tls_ca. --unix: the engine
+of port N, which is its number then, listens at the Unix socket FOLDER/N.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
-import sys
+import ssl
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -94,12 +99,38 @@ class Engine(asyncio.Protocol):
         self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(LAST), LAST))
 
 
-async def main(names: list[str]) -> None:
+def context_of(folder: Path) -> ssl.SSLContext:
+    """Return the context of a server that accepts clients of its own authority."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(folder / "tls_cert", folder / "tls_key")
+    context.load_verify_locations(folder / "tls_ca")
+    return context
+
+
+async def main(names: list[str], tls: Path | None, unix: Path | None) -> None:
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(partial(Engine, name), "127.0.0.1", 0, backlog=1024) for name in names]
-    print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
+    factories = [partial(Engine, name) for name in names]
+    if unix is not None:
+        servers = [
+            await loop.create_unix_server(factory, unix / str(number), backlog=1024)
+            for number, factory in enumerate(factories, 1)
+        ]
+        print(*range(1, len(names) + 1), flush=True)
+    else:
+        context = None if tls is None else context_of(tls)
+        servers = [
+            await loop.create_server(factory, "127.0.0.1", 0, backlog=1024, ssl=context) for factory in factories
+        ]
+        print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", metavar="NAME")
+    parser.add_argument("--tls", type=Path, metavar="FOLDER")
+    parser.add_argument("--unix", type=Path, metavar="FOLDER")
+    asked = parser.parse_args()
+    asyncio.run(main(asked.names, asked.tls, asked.unix))

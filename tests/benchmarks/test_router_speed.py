@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import link_security
 from benchmarks.router_processes import BOTH_LEGS, INSTALL, ONE_LEG, PDFLOW, PEERS, cpu_ns, engines, tree
 from benchmarks.router_speed import Load, measured, measured_together
 
@@ -38,6 +39,15 @@ def test_two_routers_share_the_engines() -> None:
     with engines() as ports:
         figures = asyncio.run(measured_together(2, ports, SMALL))
     assert all(figures[f"requests/s, {legs}"] > 0 for legs in ("one leg", "P and D"))
+
+
+@pytest.mark.slow
+def test_every_protection_of_requests_is_measured() -> None:
+    with link_security.variants() as made:
+        for variant in made.values():
+            figures = asyncio.run(link_security.measured(variant, SMALL))
+            assert len(figures) == 4
+            assert all(value > 0 for value in figures.values())
 
 
 def test_the_cpu_of_a_process_includes_its_ended_threads() -> None:

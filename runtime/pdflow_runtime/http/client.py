@@ -14,7 +14,6 @@ from __future__ import annotations
 import socket
 import ssl
 from types import TracebackType
-from typing import Final
 
 import trio
 
@@ -23,13 +22,12 @@ from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import Headers, head
 from pdflow_runtime.http.response import Response, read_head
 from pdflow_runtime.http.sockets import close, connect, send_all, silent, system_reason
-from pdflow_runtime.http.tls_socket import opened_with
-
-NOT_VERIFIED: Final = ssl.SSLCertVerificationError
+from pdflow_runtime.http.tls_socket import TlsNow, failure_text, opened_with
 
 
 class HttpClient:
-    """Args: `tls`, with which all servers are asked; None: they are asked without."""
+    """Args: `tls`, with which all servers are asked, or what returns it for the next connection; None: they are asked
+    without. `authority`: where the file with their authority is set, for messages."""
 
     def __init__(
         self,
@@ -37,12 +35,14 @@ class HttpClient:
         connect_s: float = 5.0,
         idle_per_host: int = 256,
         head_bytes: int = 64 << 10,
-        tls: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext | TlsNow | None = None,
+        authority: str = "SSL_CERT_FILE",
     ) -> None:
         self._connect_s = connect_s
         self._idle_per_host = idle_per_host
         self._head_bytes = head_bytes
-        self._tls = tls
+        self._tls = (lambda: tls) if isinstance(tls, ssl.SSLContext) else tls
+        self._authority = authority
         self._idle: dict[tuple[str, int], list[socket.socket]] = {}
 
     def request(
@@ -89,8 +89,8 @@ class HttpClient:
                 "timeout", f"cannot connect to {host}:{port}: no answer within {self._connect_s:g} s"
             ) from None
         except ssl.SSLError as error:
-            hint = "; SSL_CERT_FILE names the file with its authority" if isinstance(error, NOT_VERIFIED) else ""
-            raise UpstreamError("refused", f"no TLS with {host}:{port}: {system_reason(error)}{hint}") from error
+            problem = failure_text(error, self._authority)
+            raise UpstreamError("tls", f"no TLS with {host}:{port}: {problem}") from error
         except OSError as error:
             EXHAUSTION.add(f"connecting to {host}:{port}", error)
             raise UpstreamError("refused", f"cannot connect to {host}:{port}: {system_reason(error)}") from error
@@ -98,7 +98,7 @@ class HttpClient:
     async def _secured(self, sock: socket.socket, host: str) -> socket.socket:
         if self._tls is None:
             return sock
-        secured = opened_with(self._tls, sock, host)
+        secured = opened_with(self._tls(), sock, host)
         try:
             await secured.handshake()
         except BaseException:

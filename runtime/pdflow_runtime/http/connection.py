@@ -21,12 +21,13 @@ import trio
 
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import deadline_of, now_ns
+from pdflow_runtime.http.descriptors import LineASecond
 from pdflow_runtime.http.ended import UNKNOWN, EndedRequest, Observer, ignore
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal, head, status_line
 from pdflow_runtime.http.parsing import RequestParser
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.http.sockets import RECEIVE_BYTES, close, receive, send_all, send_now, silent
+from pdflow_runtime.http.sockets import RECEIVE_BYTES, close, receive, send_all, send_now, silent, system_reason
 from pdflow_runtime.http.tls_socket import PlainHttpError, TlsSocket
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,12 @@ the answer with it (RFC 9112 9.6)."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _GIVES_WAY = Refusal(503, "all connections are in use: this one was the longest without a whole request; send it again")
 _NOT_TLS = Refusal(400, "this port uses TLS: send the request to https://")
+_NO_CERTIFICATE = Refusal(
+    401,
+    "this port uses TLS, and clients must present a certificate of the cluster's authority: set serve.tls_cert, "
+    "tls_key and tls_ca where the request comes from",
+)
+_REJECTIONS = LineASecond()
 
 
 class _Due(Enum):
@@ -140,9 +147,16 @@ class Connection:
             try:
                 await sock.handshake()
             except PlainHttpError:
-                sock.send_plain(refused(_NOT_TLS))
+                sock.send_plain(refused(_NO_CERTIFICATE if sock.needs_certificate else _NOT_TLS))
             except OSError as error:
-                _log.debug("TLS handshake of %s failed: %s", self.address or "a client", error)
+                if not sock.needs_certificate:
+                    _log.debug("TLS handshake of %s failed: %s", self.address or "a client", error)
+                elif (more := _REJECTIONS.more()) is not None:
+                    _log.warning(
+                        "rejected a connection from %s: %s%s; clients must present a certificate of the authority in "
+                        "serve.tls_ca",
+                        *(self._client, system_reason(error), more),
+                    )
             else:
                 return True
         return False

@@ -15,7 +15,7 @@ import msgspec
 from pdflow.errors import PdflowError
 from pdflow_runtime.http.messages import JSON, RETRY_AFTER, Headers
 
-UpstreamProblem: TypeAlias = Literal["refused", "timeout", "closed", "malformed", "too large"]
+UpstreamProblem: TypeAlias = Literal["refused", "tls", "timeout", "closed", "malformed", "too large"]
 
 TYPES = {
     401: "authentication_error",

@@ -24,6 +24,7 @@ from trio.lowlevel import Abort, current_task, notify_closing, reschedule, wait_
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import deadline_of, now_ns, stopwatch_ns
 from pdflow_runtime.http.sockets import receive_now
+from pdflow_runtime.http.tls_socket import is_buffered
 
 Take: TypeAlias = Callable[[bytes], bool]
 """Takes the next bytes, b"" for the end, without waiting. False: no more for now. Tasks that it wakes without returning
@@ -39,6 +40,10 @@ _pumps: Final = trio.lowlevel.RunVar["Pump"]("pdflow's pump")
 async def carry(sock: socket.socket, take: Take) -> None:
     """Give `take` what the socket receives until it returns False. An exception of `take` is raised here, as is
     OSError."""
+    while is_buffered(sock):
+        data = receive_now(sock)
+        if data is not None and not take(data):
+            return
     try:
         pump = _pumps.get()
     except LookupError:
@@ -119,9 +124,14 @@ class Pump(trio.abc.Instrument):
     def _step(self, fd: int) -> None:
         task, sock, take = self._flows[fd]
         try:
-            data = receive_now(sock)
-            if data is None or take(data):
-                return
+            while True:
+                data = receive_now(sock)
+                if data is None:
+                    return
+                if not take(data):
+                    break
+                if not is_buffered(sock):
+                    return
             result: outcome.Outcome[None] = outcome.Value(None)
         except Exception as error:
             result = outcome.Error(error)

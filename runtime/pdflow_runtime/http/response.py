@@ -8,6 +8,7 @@ is passed on. `read` and `pieces` give the body itself.
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import AsyncGenerator
 from itertools import count
 
@@ -17,6 +18,7 @@ from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import Header, Headers, first
 from pdflow_runtime.http.pump import Take, carry
 from pdflow_runtime.http.sockets import receive
+from pdflow_runtime.http.tls_socket import failure_text
 
 _HEAD_END = b"\r\n\r\n"
 
@@ -163,8 +165,14 @@ class Response:
             self._keep_alive = self._parser.should_keep_alive()
 
 
-def _broken(error: OSError) -> UpstreamError:
-    return UpstreamError("closed", f"the connection broke during the response: {error}", began=True)
+def _broken(
+    error: OSError, what: str = "the connection broke during the response", began: bool = True
+) -> UpstreamError:
+    """Return what follows from an error of the socket. A server with TLS 1.3 refuses the client's certificate after the
+    handshake has ended for the client."""
+    if isinstance(error, ssl.SSLError):
+        return UpstreamError("tls", f"{what}: {failure_text(error)}", began=began)
+    return UpstreamError("closed", f"{what}: {error}", began=began)
 
 
 async def read_head(sock: socket.socket, limit_bytes: int) -> Response:
@@ -187,7 +195,7 @@ async def read_head(sock: socket.socket, limit_bytes: int) -> Response:
         try:
             more = await receive(sock)
         except OSError as error:
-            raise UpstreamError("closed", f"no response: {error}", began=began) from error
+            raise _broken(error, "no response", began) from error
         if not more:
             raise UpstreamError("closed", "the peer closed the connection before its response", began=began)
         began = True

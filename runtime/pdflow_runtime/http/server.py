@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import socket
-import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeAlias
@@ -28,11 +27,9 @@ from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import close, send_now, tuned
-from pdflow_runtime.http.tls_socket import accepted_with
+from pdflow_runtime.http.tls_socket import TlsNow, accepted_with
 
 RequestHandler: TypeAlias = Callable[[HttpRequest, Responder], Awaitable[None]]
-TlsNow: TypeAlias = Callable[[], ssl.SSLContext]
-"""Returns what the next connection is made with."""
 
 _EXHAUSTED_PAUSE_S = 0.1
 """How long accepting rests where the system has no descriptor left: connections end meanwhile."""
@@ -134,10 +131,7 @@ class Server:
             return
         sock = tuned(sock)
         if self._tls is not None:
-            try:
-                sock = accepted_with(self._tls(), sock)
-            except OSError:
-                return
+            sock = accepted_with(self._tls(), sock)
         reporting = (address, host, self._report)
         connection = Connection(sock, self._handle, self._limits, self._table, *reporting)
         self._table.add(connection)

@@ -1,70 +1,143 @@
 """Sockets with TLS that are used as plain non-blocking ones are: the rest of the server and of the client does not know
 the difference.
 
-What would block raises BlockingIOError, as for a plain socket. A record has 16 KiB at most, and is sent or is not: what
-`send` returns is never more than was encrypted, and the next `send` must begin with the same bytes, as every caller
-here does that is to lose none.
+What would block raises BlockingIOError, as for a plain socket. `send` does not count bytes whose encrypted form the
+system has not taken completely, and the next `send` must begin with the same bytes, as every caller here does that is
+to lose none.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, cast
+from functools import partial
+from typing import Any, Final, Never, TypeAlias
 
 from trio.lowlevel import wait_readable, wait_writable
 
+TlsNow: TypeAlias = Callable[[], ssl.SSLContext]
+"""Returns what the next connection is made with."""
+ENCRYPTED_BYTES: Final = 64 << 10
+"""The most that is received, or encrypted, at once."""
 RECORD_BYTES: Final = 16 << 10
 """The most of one TLS record (RFC 8446 5.1)."""
+_WRONG_TIME: Final = (9, 10)
+"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (openssl/x509_vfy.h)."""
 
 
 class PlainHttpError(OSError):
     """The client does not use TLS."""
 
 
-class TlsSocket(ssl.SSLSocket):
-    """One end of a connection with TLS, before or after its handshake."""
+def _bypass(*_: object) -> Never:
+    raise NotImplementedError("it would bypass TLS: use recv and send")
+
+
+_WITHOUT_TLS: Final[Any] = _bypass
+"""A plain socket's method that this one does not have."""
+
+
+class TlsSocket(socket.socket):
+    """One end of a connection with TLS, before or after its handshake. It takes over `sock`, which is connected and
+    non-blocking. Args: `host`, the name that a server's certificate must have; None at the server's end.
+
+    All records that have come are received by one system call, and together, as bytes without TLS are: ssl.SSLSocket
+    makes two calls for each record and returns each by itself, which doubles the router's CPU per request.
+    """
+
+    def __init__(self, context: ssl.SSLContext, sock: socket.socket, host: str | None) -> None:
+        self._incoming: Final = ssl.MemoryBIO()
+        self._outgoing: Final = ssl.MemoryBIO()
+        try:
+            self._tls: Final = context.wrap_bio(
+                self._incoming, self._outgoing, server_side=host is None, server_hostname=host
+            )
+        except BaseException:
+            sock.close()
+            raise
+        super().__init__(fileno=sock.detach())
+        self.setblocking(False)
+        self._received = b""
+        """Decrypted bytes that the caller has not taken yet."""
+        self._end: Callable[[], bytes] | None = None
+        """Returns b"", or raises an error, behind those; None while more may come."""
+        self._unsent = b""
+        """Encrypted bytes that the system has not taken yet."""
+        self._unsent_of = 0
+        """How many of the caller's bytes these are."""
+        self._notified = False
+
+    @property
+    def needs_certificate(self) -> bool:
+        """Whether the peer must present a certificate."""
+        return self._tls.context.verify_mode is ssl.CERT_REQUIRED
+
+    @property
+    def session(self) -> ssl.SSLObject:
+        """The state of TLS: its version, the peer's certificate."""
+        return self._tls
+
+    @property
+    def is_buffered(self) -> bool:
+        """Whether `recv` has something that the system does not report."""
+        return bool(self._received) or self._end is not None
 
     async def handshake(self) -> None:
         """Complete the handshake. OSError if the peer does not, or if its certificate is refused."""
         while True:
             try:
-                self.do_handshake()
+                self._tls.do_handshake()
             except ssl.SSLWantReadError:
+                await self._flush()
                 await wait_readable(self)
-            except ssl.SSLWantWriteError:
-                await wait_writable(self)
+                with suppress(BlockingIOError):
+                    self._receive()
             except ssl.SSLError as error:
+                self._send_alert()
                 if error.reason == "HTTP_REQUEST":
                     raise PlainHttpError("the client sent plain HTTP") from None
                 raise
             else:
+                await self._flush()
+                if self._incoming.pending:
+                    self._decrypt()
                 return
 
-    def recv(self, buflen: int = RECORD_BYTES, flags: int = 0) -> bytes:
-        try:
-            return super().recv(buflen, flags)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError from None
+    def recv(self, buflen: int = ENCRYPTED_BYTES, flags: int = 0) -> bytes:
+        if not self.is_buffered:
+            self._receive()
+            self._decrypt()
+        if self._received:
+            taken, self._received = self._received[:buflen], self._received[buflen:]
+            return taken
+        if self._end is None:
+            raise BlockingIOError
+        return self._end()
 
     def send(self, data: Any, flags: int = 0) -> int:
         view, sent = memoryview(data), 0
-        while sent < len(view):
-            try:
-                sent += super().send(view[sent : sent + RECORD_BYTES], flags)
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        if len(view) < self._unsent_of:
+            raise ssl.SSLError("these are not the bytes that could not be sent completely before")
+        while True:
+            if self._unsent and not self._has_sent():
                 if not sent:
-                    raise BlockingIOError from None
-                break
-        return sent
+                    raise BlockingIOError
+                return sent
+            sent += self._unsent_of
+            self._unsent_of = 0
+            if sent == len(view):
+                return sent
+            self._unsent_of = self._tls.write(view[sent : sent + ENCRYPTED_BYTES])
+            self._unsent = self._outgoing.read()
 
     def send_plain(self, data: bytes) -> None:
         """Send to a client that does not use TLS, which has sent something already."""
         with suppress(OSError):
-            socket.socket.send(self, data)
-            socket.socket.recv(self, 64 << 10)  # unread bytes would make closing a reset, which takes the answer along
-            socket.socket.shutdown(self, socket.SHUT_WR)
+            super().send(data)
+            super().recv(ENCRYPTED_BYTES)  # unread bytes would make closing a reset, which takes the answer along
+            super().shutdown(socket.SHUT_WR)
 
     def shutdown(self, how: int) -> None:
         self._notify()
@@ -74,26 +147,98 @@ class TlsSocket(ssl.SSLSocket):
         self._notify()
         super().close()
 
+    sendall = sendmsg = sendto = sendfile = _WITHOUT_TLS
+    recv_into = recvfrom = recvfrom_into = recvmsg = recvmsg_into = makefile = _WITHOUT_TLS
+
+    def _receive(self) -> None:
+        """Take what the system has received. BlockingIOError if that is nothing."""
+        encrypted = super().recv(ENCRYPTED_BYTES)
+        if encrypted:
+            self._incoming.write(encrypted)
+        else:
+            self._incoming.write_eof()
+
+    def _decrypt(self) -> None:
+        """Decrypt what is there."""
+        pieces = []
+        try:
+            while piece := self._tls.read(RECORD_BYTES):
+                pieces.append(piece)
+                if not self._incoming.pending:
+                    break
+            else:
+                self._end = bytes
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLEOFError:
+            self._end = bytes  # the connection has ended without close_notify: what is whole is known from HTTP
+        except OSError as error:
+            self._end = partial(_raise, error)
+            self._send_alert()
+        self._received = b"".join(pieces)
+
+    def _has_sent(self) -> bool:
+        """Send encrypted bytes; True if the system has taken all."""
+        try:
+            self._unsent = self._unsent[super().send(self._unsent) :]
+        except BlockingIOError:
+            return False
+        return not self._unsent
+
+    async def _flush(self) -> None:
+        self._unsent += self._outgoing.read()
+        while self._unsent and not self._has_sent():
+            await wait_writable(self)
+
+    def _send_alert(self) -> None:
+        """Send what TLS has to say after an error, if that does not have to wait."""
+        with suppress(OSError):
+            if not self._unsent:
+                super().send(self._outgoing.read())
+
     def _notify(self) -> None:
         """Send that nothing follows (close_notify), if that does not have to wait; the peer's is not waited for."""
+        if self._notified:
+            return
+        self._notified = True
         with suppress(OSError, ValueError):
-            self.unwrap()
+            self._tls.unwrap()
+        self._send_alert()
 
 
 def is_buffered(sock: socket.socket) -> bool:
     """True if the socket has decrypted bytes that were not received yet: the system does not report those."""
-    return isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+    return isinstance(sock, TlsSocket) and sock.is_buffered
+
+
+def _raise(error: OSError) -> bytes:
+    raise error
 
 
 def accepted_with(context: ssl.SSLContext, sock: socket.socket) -> TlsSocket:
-    """Return a connected, non-blocking socket as the server's end of a connection with TLS; it takes the socket over.
-    OSError if the client has gone."""
-    return _wrapped(context, sock, None)
+    """Return a connected, non-blocking socket as the server's end of a connection with TLS."""
+    return TlsSocket(context, sock, None)
 
 
 def opened_with(context: ssl.SSLContext, sock: socket.socket, host: str) -> TlsSocket:
     """Return the same for the client's end. `host` is the name that the server's certificate must have."""
-    return _wrapped(context, sock, host)
+    return TlsSocket(context, sock, host)
+
+
+def failure_text(error: ssl.SSLError, authority: str = "") -> str:
+    """Return why a client has no TLS with a server, and what to do. `authority`: where the file with the servers'
+    authority is set; needed for errors of a handshake only."""
+    reason = (error.reason or str(error)).replace("_", " ").lower()
+    if isinstance(error, ssl.SSLCertVerificationError):
+        text = f"certificate verify failed: {error.verify_message}"
+        if error.verify_code in _WRONG_TIME:
+            return f"{text}: renew the server's certificate, or correct this host's clock"
+        return f"{text}; {authority} names the file with its authority"
+    if reason == "wrong version number":
+        return "the server answers without TLS"
+    if " alert " in reason:
+        return f"the server refuses this side's certificate: {reason.partition(' alert ')[2]}"
+    return reason
 
 
 def client_context() -> ssl.SSLContext:
@@ -102,13 +247,3 @@ def client_context() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
-
-
-def _wrapped(context: ssl.SSLContext, sock: socket.socket, host: str | None) -> TlsSocket:
-    context.sslsocket_class = TlsSocket
-    try:
-        made = context.wrap_socket(sock, server_side=host is None, server_hostname=host, do_handshake_on_connect=False)
-    except BaseException:
-        sock.close()
-        raise
-    return cast("TlsSocket", made)

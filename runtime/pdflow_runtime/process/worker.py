@@ -44,7 +44,7 @@ from pdflow_runtime.process.reports import Reporter, RouterReporters, other_rout
 from pdflow_runtime.security.client_tls import reporting_context
 from pdflow_runtime.security.secret import secret_beyond_loopback
 from pdflow_runtime.security.signed import Gate, Signer
-from pdflow_runtime.security.tls import tls_of
+from pdflow_runtime.security.tls import Tls, tls_of
 from pdflow_runtime.store.api import StoreApi
 from pdflow_runtime.store.build import store_node, stores_of
 from pdflow_runtime.transports.at_host import AtHost
@@ -86,7 +86,7 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
         with record.of(node, scenario, node.config.incarnation):
             if spans is not None and isinstance(node, LiveEngineNode):
                 node.traces = EngineTraces(spans, name, node.pool_role, node.event_log)
-            await serve(node, address, make_api, scenario, listeners, gate, reporters, started_by)
+            await serve(node, address, make_api, scenario, listeners, gate, reporters, started_by, tls)
     finally:
         await node.aclose()
 
@@ -120,9 +120,11 @@ async def serve(
     gate: Gate,
     reporters: Sequence[Reporter],
     started_by: Reporter | None,
+    tls: Tls | None,
 ) -> None:
     """Serve until drained or cancelled. Args: `listeners`, for requests, and for ranks; `reporters`, to routers that
-    the scenario names; `started_by`, to that of the supervisor, whose address comes from stdin, if there is one."""
+    the scenario names; `started_by`, to that of the supervisor, whose address comes from stdin, if there is one; `tls`,
+    by which requests must come."""
     reporter = RouterReporters([*reporters, *([] if started_by is None else [started_by])])
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope
@@ -141,7 +143,8 @@ async def serve(
         await nursery.start(node.serve, trio.SocketListener(trio.socket.from_stdlib_socket(listeners[1])))
         api = make_api(address.kv, gate, drain)
         async with trio.open_nursery() as serving:
-            server = await serving.start(serve_http, listeners[0], api)
+            accepting = None if tls is None else tls.accepting
+            server = await serving.start(partial(serve_http, listeners[0], api, tls=accepting))
             nursery.start_soon(drain_on_signal, drain, scenario.serve.drain_s, scope)
             sys.stdout.write(msgspec.json.encode(address).decode() + "\n")
             sys.stdout.flush()

@@ -28,6 +28,7 @@ from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.process.addresses import DrainOrder, EngineAddress, EngineNews, ReportAnswer, is_address
 from pdflow_runtime.router.engine_metrics import MembersCollector
 from pdflow_runtime.router.router_node import LiveRouterNode
+from pdflow_runtime.security.tls import log_tls_failure
 
 log = logging.getLogger(__name__)
 
@@ -241,8 +242,12 @@ class Admin:
         """Return the engine's answer. UpstreamError, also for an answer that is an error."""
         http = address.http
         headers = self.node.signer.sign(address.engine, method, path, b"", incarnation=address.incarnation)
-        async with self.node.client.request(method, http.host, http.port, path, headers) as response:
-            answer = await response.read(limit_bytes)
+        try:
+            async with self.node.client.request(method, http.host, http.port, path, headers) as response:
+                answer = await response.read(limit_bytes)
+        except UpstreamError as error:
+            log_tls_failure(address.engine, error)
+            raise
         if response.status != 200:
             raise UpstreamError("malformed", f"HTTP {response.status}: {answer[:200].decode(errors='replace')}")
         return answer

@@ -44,6 +44,7 @@ from pdflow_runtime.router.call_record import CallRecord
 from pdflow_runtime.router.passed import PassedAnswer
 from pdflow_runtime.router.request_traces import LegTrace, RequestTrace
 from pdflow_runtime.security.signed import Signer
+from pdflow_runtime.security.tls import log_tls_failure
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +259,8 @@ class Leg:
                     answer = await response.read()
                     if response.status != 200:
                         return None, None, self._refused(response.status, answer)
-        except UpstreamError:
+        except UpstreamError as error:
+            log_tls_failure(self.address.engine, error)
             return None, None, Code.UNREACHABLE
         if answer is None:
             return None, None, Code.DEADLINE
@@ -305,7 +307,8 @@ class Leg:
                         # What is decoded for a client of HTTP/1.0 waits outside of the responder until it is sent.
                         call.received_all = response.complete and (call.responder.done or call.responder.chunked_ok)
                         call.answering.release()
-        except UpstreamError:
+        except UpstreamError as error:
+            log_tls_failure(self.address.engine, error)
             return Code.UNREACHABLE
         if timeout.cancelled_caught:
             return Code.DEADLINE
@@ -327,7 +330,7 @@ class Leg:
         if error is None:
             return Code.IO
         if status == 401:
-            log.error("%s rejected this router's signature: %s", self.address.engine, error)
+            log.error("%s rejected a request of this router: %s", self.address.engine, error)
             return Code.UNREACHABLE
         if status == 409:
             # Its connection broke while it was asked, and was asked anew: that attempt is there, and is let go of.

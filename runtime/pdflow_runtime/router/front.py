@@ -23,7 +23,6 @@ import trio
 from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import LiveBuilder, engines_of
-from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import Headers, HttpLimits, HttpRequest
@@ -32,8 +31,9 @@ from pdflow_runtime.http.openai.completion import CompletionRequest, read_comple
 from pdflow_runtime.http.openai.fields import Fields
 from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.http.server import TlsNow, serve_http
+from pdflow_runtime.http.server import serve_http
 from pdflow_runtime.http.sockets import listen
+from pdflow_runtime.http.tls_socket import TlsNow
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
 from pdflow_runtime.observe.access_log import AccessLog, logged
@@ -72,6 +72,7 @@ from pdflow_runtime.security.host_header import HostCheck
 from pdflow_runtime.security.reloaded import Reloaded
 from pdflow_runtime.security.secret import local_secret, secret_beyond_loopback, secret_of
 from pdflow_runtime.security.signed import Gate, Signer
+from pdflow_runtime.security.tls import cluster_client, tls_of
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.transports.named import transport_named
 
@@ -277,7 +278,7 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     gate = None if secret is None and not is_loopback(serve_config.host) else Gate(secret, ROUTER, hosts=hosts)
     builder = LiveBuilder(scenario, transport_named(serve_config.transport))
     prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
-    client, prompts = HttpClient(), open_prompts(scenario)
+    client, prompts = cluster_client(tls_of(scenario)), open_prompts(scenario)
     node = LiveRouterNode(
         governed_of(builder),
         prefill,

@@ -1,38 +1,65 @@
-"""TLS between ranks, both sides with a certificate of the cluster's own authority.
+"""TLS within the cluster, between ranks and between router and engines: both sides have a certificate of the cluster's
+own authority. The files are read again when they change, for connections that begin then.
 
-A process with a certificate of that authority is a peer, at whatever address: give one to nothing else.
+A process with a certificate of that authority is a peer, at whatever address: give one to nothing else. Which requests
+it may send is decided by the secret (`signed.py`): a certificate alone orders nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import ssl
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
 from pdflow.errors import Problem, ScenarioError
+from pdflow.protocol.values import Instant
 from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow_runtime.clock import now_ns
+from pdflow_runtime.http.client import HttpClient
+from pdflow_runtime.http.descriptors import LineASecond
+from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.security.reloaded import Reloaded
+
+log = logging.getLogger(__name__)
 
 KEYS: Final = ("tls_cert", "tls_key", "tls_ca")
+AUTHORITY: Final = "serve.tls_ca"
+_failures: Final = LineASecond()
+
+
+class Contexts(NamedTuple):
+    """What connections are opened and accepted with."""
+
+    opens: ssl.SSLContext
+    accepts: ssl.SSLContext
 
 
 class Tls:
-    def __init__(self, cert: Path, key: Path, authority: Path) -> None:
-        self._opens, self._accepts = (
-            _context(kind, cert, key, authority) for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
-        )
+    """Args: `contexts`, by the files of now."""
+
+    def __init__(self, contexts: Reloaded[Contexts]) -> None:
+        self._contexts: Final = contexts
+
+    def opening(self) -> ssl.SSLContext:
+        return self._contexts.current().opens
+
+    def accepting(self) -> ssl.SSLContext:
+        return self._contexts.current().accepts
 
     def opened(self, stream: trio.abc.Stream) -> trio.abc.Stream:
-        return trio.SSLStream(stream, self._opens, https_compatible=True)
+        return trio.SSLStream(stream, self.opening(), https_compatible=True)
 
     def accepted(self, stream: trio.abc.Stream) -> trio.abc.Stream:
-        return trio.SSLStream(stream, self._accepts, server_side=True, https_compatible=True)
+        return trio.SSLStream(stream, self.accepting(), server_side=True, https_compatible=True)
 
 
-def tls_of(scenario: ResolvedScenario) -> Tls | None:
+def tls_of(scenario: ResolvedScenario, clock: Callable[[], Instant] = now_ns) -> Tls | None:
     """Return TLS by the files of [serve]; None if it names none. ScenarioError if only some are named, or a file cannot
-    be read."""
+    be used."""
     serve_config = scenario.serve
     named = {key: value for key in KEYS if (value := getattr(serve_config, key)) is not None}
     if not named:
@@ -44,19 +71,42 @@ def tls_of(scenario: ResolvedScenario) -> Tls | None:
                 for key in missing
             ]
         )
-    try:
-        return Tls(*(scenario.base_dir / named[key] for key in KEYS))
-    except OSError as error:
-        files = ", ".join(named.values())
-        raise ScenarioError([Problem(scenario.path, "serve.tls_cert", f"{files}: {error}")]) from None
+    files = [scenario.base_dir / named[key] for key in KEYS]
+
+    def read() -> Contexts:
+        try:
+            return Contexts(*(_context(kind, files) for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)))
+        except OSError as error:
+            shown = ", ".join(map(str, files))
+            raise ScenarioError([Problem(scenario.path, "serve.tls_cert", f"{shown}: {error}")]) from None
+
+    return Tls(Reloaded("certificate of the cluster", files, read, clock))
 
 
-def _context(kind: int, cert: Path, key: Path, authority: Path) -> ssl.SSLContext:
+def cluster_client(tls: Tls | None) -> HttpClient:
+    """Return a client for requests to components of the cluster."""
+    return HttpClient() if tls is None else HttpClient(tls=tls.opening, authority=AUTHORITY)
+
+
+def log_tls_failure(component: str, error: UpstreamError) -> None:
+    """Log, at most once a second, that a request to the component failed for want of TLS, if it did: an operator must
+    change files, which no retry does."""
+    if error.kind == "tls" and (more := _failures.more()) is not None:
+        log.error(
+            "a request to %s failed: %s%s; both sides need certificates of one authority: serve.tls_cert, tls_key and "
+            "tls_ca (docs/hosts.md)",
+            *(component, error, more),
+        )
+
+
+def _context(kind: int, files: Sequence[Path]) -> ssl.SSLContext:
+    cert, key, authority = files
     context = ssl.SSLContext(kind)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Peers are known by their authority: their addresses may change from life to life.
+    # Peers are known by their authority: their addresses may change from one incarnation to the next.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_cert_chain(cert, key)
+    # With an empty password: one that is needed would else be asked for at the terminal.
+    context.load_cert_chain(cert, key, password="")
     context.load_verify_locations(authority)
     return context

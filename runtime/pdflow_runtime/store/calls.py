@@ -27,7 +27,8 @@ from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.nodes.kv_params import Coordinates, decode_json, read_decode
-from pdflow_runtime.security.signed import UNSIGNED
+from pdflow_runtime.security.signed import UNSIGNED, Signer
+from pdflow_runtime.security.tls import Tls, cluster_client, log_tls_failure
 
 LOOK_S: Final = 2.0
 """The time limit of a lookup: a prompt whose answer comes later is computed."""
@@ -85,8 +86,12 @@ class StoreClient:
     def __init__(self, host: str, timeout_s: float) -> None:
         self.host: Final = host
         self.timeout_s: Final = timeout_s
-        self.signer = UNSIGNED
-        self._client: Final = HttpClient()
+        self._signer = UNSIGNED
+        self._client = HttpClient()
+
+    def secured_by(self, signer: Signer, tls: Tls | None) -> None:
+        """Set what requests are signed with, and the TLS that they go by, if any. To be called before any request."""
+        self._signer, self._client = signer, cluster_client(tls)
 
     def close(self) -> None:
         self._client.close()
@@ -120,7 +125,7 @@ class StoreClient:
 
     async def _ask(self, node: str, at: Coordinates, path: str, message: msgspec.Struct, timeout_s: float) -> StoredKv:
         body = msgspec.json.encode(message)
-        headers = (JSON, *self.signer.sign(node, "POST", path, body))
+        headers = (JSON, *self._signer.sign(node, "POST", path, body))
         answer = None
         try:
             with trio.move_on_after(timeout_s):
@@ -128,7 +133,8 @@ class StoreClient:
                     answer = await response.read()
                     if response.status != 200:
                         return StoredKv(None, None, code_of(response.status, answer))
-        except UpstreamError:
+        except UpstreamError as error:
+            log_tls_failure(node, error)
             return StoredKv(None, None, Code.UNREACHABLE)
         if answer is None:
             return StoredKv(None, None, Code.DEADLINE)

@@ -99,7 +99,7 @@ class LiveStorePrefillNode(LivePrefillNode):
 
     def secured_by(self, secret: Secret | None, tls: Tls | None) -> None:
         super().secured_by(secret, tls)
-        self.client.signer = Signer(secret)
+        self.client.secured_by(Signer(secret), tls)
 
     def update_stores(self, stores: tuple[Coordinates, ...]) -> None:
         self.stores = stores

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +17,12 @@ from pdflow.errors import ScenarioError
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import EVENT_STREAM, HttpLimits, HttpRequest
+from pdflow_runtime.http.pump import carry
 from pdflow_runtime.http.relay import relay
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import RequestHandler, Server, serve_http
 from pdflow_runtime.http.sockets import listen, receive, send_all, silent
-from pdflow_runtime.http.tls_socket import accepted_with, client_context, opened_with
+from pdflow_runtime.http.tls_socket import TlsSocket, accepted_with, client_context, is_buffered, opened_with
 from pdflow_runtime.security.client_tls import client_tls_of, server_context
 from pdflow_runtime.security.reloaded import EVERY_NS
 from tests.runtime.http.world import LOCAL, echo, response_to, serving
@@ -129,9 +130,8 @@ async def test_a_stream_of_an_engine_is_relayed_to_a_client_with_tls(authority: 
     client.close()
 
 
-@pytest.mark.trio
-async def test_bytes_that_are_decrypted_already_are_received_without_waiting(authority: Authority) -> None:
-    """A receiver that takes less than a record must not wait for the next record."""
+async def pair(authority: Authority) -> tuple[TlsSocket, TlsSocket]:
+    """A server's end and its client's."""
     ours, theirs = socket.socketpair()
     context = server_context(authority.cert, authority.key)
     trusting = client_context()
@@ -142,6 +142,78 @@ async def test_bytes_that_are_decrypted_already_are_received_without_waiting(aut
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.handshake)
         nursery.start_soon(client.handshake)
+    return server, client
+
+
+@pytest.mark.trio
+async def test_records_that_have_come_are_received_together_and_the_end_after_them(authority: Authority) -> None:
+    server, client = await pair(authority)
+    for number in range(10):
+        assert server.send(b"%d" % number) == 1
+    server.shutdown(socket.SHUT_WR)
+    assert client.recv(9) == b"012345678"
+    assert is_buffered(client)
+    taken: list[bytes] = []
+    with trio.fail_after(5):
+        await carry(client, lambda data: taken.append(data) or bool(data))
+    assert taken == [b"9", b""]
+    client.close()
+    server.close()
+
+
+@pytest.mark.trio
+async def test_a_full_connection_takes_nothing_until_its_peer_reads(authority: Authority) -> None:
+    server, client = await pair(authority)
+    sent = 0
+    while sent < len(LARGE):
+        try:
+            sent += server.send(LARGE[sent:])
+        except BlockingIOError:
+            break
+    assert 0 < sent < len(LARGE)
+    with pytest.raises(ssl.SSLError, match="not the bytes"):
+        server.send(b"others")
+    got = b""
+    while len(got) < len(LARGE):
+        with suppress(BlockingIOError):
+            got += client.recv(10_000)
+        if sent < len(LARGE):
+            with suppress(BlockingIOError):
+                sent += server.send(LARGE[sent:])
+    assert got == LARGE
+    client.close()
+    server.close()
+
+
+@pytest.mark.trio
+async def test_nothing_passes_tls_by(authority: Authority) -> None:
+    server, client = await pair(authority)
+    with pytest.raises(NotImplementedError):
+        server.sendall(b"x")
+    with pytest.raises(NotImplementedError):
+        client.recv_into(bytearray(1))
+    client.close()
+    server.close()
+
+
+@pytest.mark.trio
+async def test_bytes_that_are_not_tls_end_their_connection_only(authority: Authority) -> None:
+    server, client = await pair(authority)
+    socket.socket.send(client, b"\x17\x03\x03\x00\x20" + bytes(32))
+    with trio.fail_after(5), pytest.raises(ssl.SSLError):
+        await receive(server)
+    with pytest.raises(ssl.SSLError):
+        server.recv(1)
+    server.close()
+    with trio.fail_after(5), pytest.raises(ssl.SSLError, match=r"(?i)alert"):
+        await receive(client)
+    client.close()
+
+
+@pytest.mark.trio
+async def test_bytes_that_are_decrypted_already_are_received_without_waiting(authority: Authority) -> None:
+    """A receiver that takes less than a record must not wait for the next record."""
+    server, client = await pair(authority)
     assert silent(server)
     await send_all(client, b"0123456789")
     with trio.fail_after(5):

@@ -197,7 +197,10 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tls]:
             authority.cert_pem.write_to_path(folder / "ca.pem")
             issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
             issued.private_key_pem.write_to_path(folder / "key.pem")
-            made[name] = Tls(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+            files = {"tls_cert": "cert", "tls_key": "key", "tls_ca": "ca"}
+            loaded = tls_of(cluster(*(f"serve.{key}={folder}/{file}.pem" for key, file in files.items())))
+            assert loaded
+            made[name] = loaded
         return made[name]
 
     return of
