@@ -1,4 +1,6 @@
-"""A client's connection: a task that reads and a task that answers, so that a hang-up is seen while an answer runs.
+"""A client's connection: a task that reads and a task that answers, so that a hang-up is seen while an answer runs. The
+reader parses what it receives, unless an answer is due; what has come meanwhile, the task that answers parses behind
+the answer.
 
 The reader is the only one that receives, also while a request is being answered. At the end of the stream it cancels
 the answer. A client that shuts down its sending half has therefore gone; no client of this API does that. What comes
@@ -100,6 +102,8 @@ class Connection:
         self._news = trio.Event()
         self._behind = b""
         """What has come behind the request that is being answered."""
+        self._read_all = trio.Event()
+        """Set when the reader has ended."""
         self._answered = trio.Event()
         """Set after an answer, if the reader waits for that."""
 
@@ -171,6 +175,7 @@ class Connection:
             what, most_s = ("head", self._limits.head_s) if parser.in_head else ("body", self._limits.request_s)
             parser.give_up(Refusal(408, f"the request's {what} was not complete within {most_s:g} s"))
         self._end()
+        self._read_all.set()
 
     async def _read_once(self) -> bool:
         """Receive once, and parse unless an answer is due; True if more may come."""
@@ -215,10 +220,10 @@ class Connection:
         parser = self._parser
         if parser.expects_continue:
             parser.expects_continue = False
-            try:
+            with trio.move_on_after(self._limits.write_s), suppress(OSError):
                 await send_all(self._sock, _CONTINUE)
-            except OSError:
-                return False
+                return True
+            return False
         return True
 
     @property
@@ -285,11 +290,12 @@ class Connection:
         self._observer.waits(self)
         goes_on = responder.done and responder.keep_alive and not responder.gone
         if goes_on and self._behind and not await self._parse():
-            # The reader must not receive beside the one who refuses.
             self._end()
             self._timeout.cancel()
         self._set_deadline()
         self._answered.set()
+        if self._parser.ready:
+            await trio.lowlevel.checkpoint()  # many requests that come at once must not keep others waiting
         return goes_on
 
     async def _handle(self, request: HttpRequest, responder: Responder) -> None:
@@ -329,6 +335,7 @@ class Connection:
             await send_all(self._sock, refused(refusal))
             self._sock.shutdown(socket.SHUT_WR)
         with trio.move_on_after(_LINGER_S), suppress(OSError):
+            await self._read_all.wait()  # only one task may receive
             while await receive(self._sock):
                 pass
 

@@ -5,6 +5,9 @@ as long as passing a chunk on. Here a socket stays registered in an epoll of the
 trio is about to wait (`before_io_wait`, an instrument's hook), the pump waits in its place, for its own sockets and for
 trio's epoll among them, and returns to trio once that has events, a deadline has come, or a task has become runnable.
 
+No other process may take what trio waits for: trio would find nothing, and wait for its next deadline without the pump.
+(Of an inherited listener, which two routers have for a moment when one replaces the other, that is a second at most.)
+
 trio does not publish its epoll. If it is not where it was in trio 0.35, a task waits for the pump's, and each turn is a
 pass of trio's loop.
 """
@@ -15,6 +18,7 @@ import math
 import select
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 import outcome
@@ -27,13 +31,14 @@ from pdflow_runtime.http.sockets import receive_now
 from pdflow_runtime.http.tls_socket import is_buffered
 
 Take: TypeAlias = Callable[[bytes], bool]
-"""Takes the next bytes, b"" for the end, without waiting. False: no more for now. Tasks that it wakes without returning
-False may run late, after the next event or deadline."""
+"""Takes the next bytes, b"" for the end, without waiting. False: no more for now, as it must return for the end. It may
+cancel its own task. Other tasks that it wakes without returning False may run after the next event or deadline only."""
 
 _TURN: Final = 64
-"""Sockets in one turn; then trio's are looked at."""
+"""Sockets in one turn. trio's epoll is one of the pump's descriptors, and has its turn like any other."""
 _LATER_NS: Final = 1_000
-"""A deadline must be over when the pump looks at it: it is a float, and this process has two clocks."""
+"""More than the difference by rounding between trio's clock and `stopwatch_ns`: a deadline must be over when the pump
+has waited for it."""
 _pumps: Final = trio.lowlevel.RunVar["Pump"]("pdflow's pump")
 
 
@@ -60,6 +65,9 @@ class Pump(trio.abc.Instrument):
         self._flows: dict[int, tuple[trio.lowlevel.Task, socket.socket, Take]] = {}
         self._trio, self._next_deadline = _internals_of_trio()
         self._token = trio.lowlevel.current_trio_token()
+        self._waiting: trio.lowlevel.Task | None = None
+        """The task that closes the epoll at the end."""
+        self._failure: BaseException | None = None
         self._woken = False
         """Whether trio has been told not to wait, since a task has become runnable."""
         if self._trio is not None:
@@ -71,24 +79,45 @@ class Pump(trio.abc.Instrument):
         epoll = self._epoll
         try:
             if self._trio is not None:
-                await trio.sleep_forever()
+                await self._until_failure()
             while True:
                 await wait_readable(epoll.fileno())
                 self._turn(0)
         finally:
-            if self._trio is not None:
+            self._waiting = None
+            with suppress(KeyError):  # it has failed
                 trio.lowlevel.remove_instrument(self)
             notify_closing(epoll.fileno())
             epoll.close()
 
+    async def _until_failure(self) -> None:
+        if self._failure is None:
+            self._waiting = current_task()
+            await wait_task_rescheduled(lambda _: Abort.SUCCEEDED)
+        assert self._failure is not None
+        raise self._failure
+
     def before_io_wait(self, timeout: float) -> None:
         """Pass on what comes until trio has something to do. Without flows, trio waits as always."""
-        if self._flows:
+        if not self._flows:
+            return
+        try:
             if timeout == 0:
                 self._turn(0)
             else:
                 self._wait(timeout)
-            self._woken = False
+        except BaseException as error:
+            # trio would only log it, and go on without the pump.
+            self._fail(error)
+        self._woken = False
+
+    def _fail(self, error: BaseException) -> None:
+        """End this run of trio with the error."""
+        trio.lowlevel.remove_instrument(self)
+        self._failure = error
+        if self._waiting is not None:
+            reschedule(self._waiting)
+        self._token.run_sync_soon(_nothing)
 
     def _wait(self, timeout: float) -> None:
         until_ns = stopwatch_ns() + int(timeout * S) + _LATER_NS
@@ -112,8 +141,8 @@ class Pump(trio.abc.Instrument):
 
     async def carry(self, sock: socket.socket, take: Take) -> None:
         fd = sock.fileno()
-        self._flows[fd] = current_task(), sock, take
         self._epoll.register(fd, select.EPOLLIN)
+        self._flows[fd] = current_task(), sock, take
 
         def abort(_: object) -> Abort:
             self._forget(fd)
@@ -122,7 +151,7 @@ class Pump(trio.abc.Instrument):
         await wait_task_rescheduled(abort)
 
     def _step(self, fd: int) -> None:
-        task, sock, take = self._flows[fd]
+        flow = task, sock, take = self._flows[fd]
         try:
             while True:
                 data = receive_now(sock)
@@ -135,19 +164,21 @@ class Pump(trio.abc.Instrument):
             result: outcome.Outcome[None] = outcome.Value(None)
         except Exception as error:
             result = outcome.Error(error)
-        self._forget(fd)
-        reschedule(task, result)
+        if self._flows.get(fd) is flow:  # else `take` has cancelled the task
+            self._forget(fd)
+            reschedule(task, result)
         self._wake()
 
     def _wake(self) -> None:
         """Keep trio from waiting: what it waits for was settled before a task became runnable."""
-        if not self._woken:
+        if self._trio is not None and not self._woken:
             self._woken = True
             self._token.run_sync_soon(_nothing)
 
     def _forget(self, fd: int) -> None:
-        self._epoll.unregister(fd)
         del self._flows[fd]
+        with suppress(OSError, ValueError):  # the run ends, and the epoll was closed before
+            self._epoll.unregister(fd)
 
 
 def _nothing() -> None:

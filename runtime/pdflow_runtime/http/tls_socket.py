@@ -109,6 +109,7 @@ class TlsSocket(socket.socket):
         if not self.is_buffered:
             self._receive()
             self._decrypt()
+            self._reply()
         if self._received:
             taken, self._received = self._received[:buflen], self._received[buflen:]
             return taken
@@ -119,7 +120,7 @@ class TlsSocket(socket.socket):
     def send(self, data: Any, flags: int = 0) -> int:
         view, sent = memoryview(data), 0
         if len(view) < self._unsent_of:
-            raise ssl.SSLError("these are not the bytes that could not be sent completely before")
+            raise ssl.SSLError("these are fewer bytes than could not be sent completely before")
         while True:
             if self._unsent and not self._has_sent():
                 if not sent:
@@ -176,6 +177,15 @@ class TlsSocket(socket.socket):
             self._end = partial(_raise, error)
             self._send_alert()
         self._received = b"".join(pieces)
+
+    def _reply(self) -> None:
+        """Send what TLS itself has to answer, as to a new key: a peer that takes none of it may not demand more."""
+        if self._outgoing.pending:
+            self._unsent += self._outgoing.read()
+            with suppress(OSError):
+                self._has_sent()
+            if len(self._unsent) > 2 * ENCRYPTED_BYTES:
+                self._end = partial(_raise, ssl.SSLError("the peer demands more replies than it takes"))
 
     def _has_sent(self) -> bool:
         """Send encrypted bytes; True if the system has taken all."""

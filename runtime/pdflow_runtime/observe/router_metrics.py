@@ -43,7 +43,7 @@ class RouterMeter(Meter):
         super().__init__(model)
         registry = self.registry
         self.intervals: Final = TokenIntervals()
-        self.passing: Callable[[], int] = int
+        self.passing: Callable[[], int] = lambda: 0
         self._requests: Final = Counter(
             "pdflow_router_requests", "Requests that ended, by outcome and code", ["outcome", "code"], registry=registry
         )

@@ -75,7 +75,8 @@ class AnswerPieces:
         """Look at the pieces that have been kept."""
         if not self._pieces:
             return
-        self.active.add(self.source)
+        if self.source:
+            self.active.add(self.source)
         pieces, self._pieces = self._pieces, []
         times, self._times = self._times, []
         self._bytes = 0

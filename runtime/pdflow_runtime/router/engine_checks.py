@@ -1,15 +1,19 @@
 """Checks of which engines have sent anything of an answer, for the rule of stalled engines (`pdflow.routing.watching`).
 
-Legs note the engine of each piece that comes. At the interval of the rule the router's endpoint gets what was noted. An
-engine whose answer waits for its client counts as active: nothing is received from it meanwhile. An engine is asked
-with `GET /health`; any answer is a response.
+The engine of an answer's pieces is noted when they are looked at (`AnswerPieces.look`). At the interval of the rule the
+router's endpoint gets what was noted. An engine whose answer waits for its client counts as active: nothing is received
+from it meanwhile.
+
+An engine is asked with `GET /health`; any answer is a response. So is an error that comes from its host, as that nobody
+listens at its port any more, which is so while an engine drains: only a process that is stopped gives none. Whether a
+process has died is seen by its connections.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Final
 
 import trio
@@ -23,8 +27,13 @@ from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.process.addresses import EngineAddress
 from pdflow_runtime.router.call import Call
+from pdflow_runtime.security.tls import log_tls_failure
 
 log = logging.getLogger(__name__)
+
+PATIENCE: Final = 4
+UNREACHABLE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
+"""Errors of a connection that nobody has answered."""
 
 
 class EngineChecks:
@@ -74,14 +83,19 @@ class EngineChecks:
             self._nursery.start_soon(self._ask, address)
 
     async def _ask(self, address: EngineAddress) -> None:
-        """Ask an engine, for no longer than the shortest silence of a stalled one: the connection may be lost."""
+        """Ask an engine, for a few times the shortest silence of a stalled one: the connection may be lost."""
         rule, at = self.router.rules.stall, address.http
         assert rule is not None
         try:
-            with suppress(UpstreamError), trio.move_on_after(rule.least * rule.check_ns / S):
+            with trio.move_on_after(PATIENCE * rule.least * rule.check_ns / S):
                 async with self._client.request("GET", at.host, at.port, "/health") as response:
                     self.responding.add(address.engine)
                     await response.read()
+        except UpstreamError as error:
+            log_tls_failure(address.engine, error)
+            cause = error.__cause__
+            if error.kind != "timeout" and getattr(cause, "errno", None) not in UNREACHABLE:
+                self.responding.add(address.engine)
         finally:
             self._asking.remove(address.engine)
 

@@ -3,7 +3,9 @@ read before that."""
 
 from __future__ import annotations
 
+import socket
 from contextlib import AsyncExitStack
+from itertools import pairwise
 
 import pytest
 import trio
@@ -129,3 +131,50 @@ async def test_100_continue_follows_the_answer_before_and_not_the_body() -> None
         await wait_all_tasks_blocked()
         await stream.send_all(b"dy" + asks % 0 + b"body")
         assert b"100 Continue" not in b"".join([piece async for piece in stream])
+
+
+@pytest.mark.trio
+async def test_a_malformed_request_behind_an_answer_is_refused_while_more_arrives() -> None:
+    """Both tasks of the connection become runnable in one pass: only one of them may receive."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+
+        async def handler(request: HttpRequest, responder: Responder) -> None:
+            await trio.lowlevel.wait_readable(ours)
+            ours.recv(1)
+            await responder.reply(200, (), b"ok")
+
+        async with serving(handler) as server:
+            for _ in range(20):
+                client = socket.create_connection((LOCAL, server.port))
+                with client:
+                    client.send(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n\x00garbage\r\n\r\n")
+                    await wait_all_tasks_blocked(0.005)
+                    client.send(b"more")
+                    theirs.send(b"1")
+                    answer = await trio.to_thread.run_sync(client.makefile("rb").read)
+                assert answer.startswith(b"HTTP/1.1 200 ")
+                assert b"HTTP/1.1 400 " in answer
+
+
+@pytest.mark.trio
+async def test_others_have_their_turn_between_requests_that_came_together() -> None:
+    count, answered, turns = 100, 0, list[int]()
+
+    async def handler(request: HttpRequest, responder: Responder) -> None:
+        nonlocal answered
+        answered += 1
+        await responder.reply(200, (), b"ok")
+
+    async def look() -> None:
+        while answered < count:
+            turns.append(answered)
+            await trio.lowlevel.checkpoint()
+        turns.append(answered)
+
+    async with serving(handler) as server, trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        data = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n" * (count - 1) + b"GET / HTTP/1.1\r\nhost: a\r\n" + CLOSING + b"\r\n"
+        await response_to(server.port, data)
+    assert max(after - before for before, after in pairwise(turns)) <= 2

@@ -6,7 +6,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -16,6 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from pdflow_runtime.http import pump
 from pdflow_runtime.http.pump import carry
+from pdflow_runtime.process.processes import leaves
 
 
 @pytest.fixture(params=["trio's epoll", "a task"], autouse=True)
@@ -173,3 +174,56 @@ async def test_a_flow_moves_while_trio_waits_for_a_deadline_that_is_far_away() -
             with trio.fail_after(60):
                 await arrived.wait()
             sender.join()
+
+
+@pytest.mark.trio
+async def test_a_flow_may_cancel_its_own_task_and_end_another_and_the_others_go_on() -> None:
+    """As when a client is found gone in the middle of a stream."""
+    taken: list[bytes] = []
+    own, other = trio.CancelScope(), trio.CancelScope()
+
+    def lose(data: bytes) -> bool:
+        own.cancel()
+        other.cancel()
+        return False
+
+    def take(data: bytes) -> bool:
+        taken.append(data)
+        return bool(data)
+
+    async def within(scope: trio.CancelScope, sock: socket.socket, each: Callable[[bytes], bool]) -> None:
+        with scope:
+            await carry(sock, each)
+
+    with pair() as (lost, mine), pair() as (ended, its), pair() as (going, on), trio.fail_after(5):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(carry, on, take)
+            nursery.start_soon(within, own, mine, lose)
+            nursery.start_soon(within, other, its, take)
+            await wait_all_tasks_blocked()
+            ended.send(b"late")
+            lost.send(b"x")
+            await wait_all_tasks_blocked()
+            assert own.cancelled_caught
+            taken.clear()
+            going.send(b"y")
+            await wait_all_tasks_blocked()
+            assert taken == [b"y"]
+            going.close()
+
+
+def test_an_error_that_is_no_flows_own_ends_the_run() -> None:
+    """trio would only log it, and flows would stand still."""
+
+    def fail(data: bytes) -> bool:
+        raise SystemExit(3)
+
+    async def main() -> None:
+        with pair() as (there, here):
+            there.send(b"x")
+            await carry(here, fail)
+
+    with pytest.raises(trio.TrioInternalError) as ended:
+        trio.run(main)
+    assert isinstance(ended.value.__cause__, BaseExceptionGroup)
+    assert [type(leaf) for leaf in leaves(ended.value.__cause__)] == [SystemExit]

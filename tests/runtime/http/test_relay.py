@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 
 import pytest
 import trio
@@ -223,4 +224,29 @@ async def test_a_client_that_hangs_up_takes_the_upstream_request_with_it() -> No
                 await stream.send_all(GET)
                 await until(stream, ONE)
             await cancelled.wait()
+        router.client.close()
+
+
+@pytest.mark.trio
+async def test_clients_that_reset_their_connections_stop_no_other_stream() -> None:
+    """A reset that a send notices cancels the answer in the middle of the pump's turn."""
+
+    async def engine(request: HttpRequest, responder: Responder) -> None:
+        await responder.begin(200, (EVENT_STREAM,))
+        while True:
+            await responder.send(b"data: 1\n\n")
+            await trio.sleep(0.001)
+
+    async with serving(engine) as upstream:
+        router = Router(upstream.port)
+        async with serving(router.handle) as server, await trio.open_tcp_stream(LOCAL, server.port) as going:
+            await going.send_all(GET)
+            for _ in range(60):
+                lost = socket.create_connection((LOCAL, server.port))
+                lost.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                lost.sendall(GET)
+                await trio.to_thread.run_sync(lost.recv, 1000)
+                lost.close()
+                with trio.fail_after(10):
+                    await until(going, ONE)
         router.client.close()
