@@ -21,7 +21,7 @@ from pdflow_runtime.http.descriptors import EXHAUSTION
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import Headers, head
 from pdflow_runtime.http.response import Response, read_head
-from pdflow_runtime.http.sockets import close, connect, send_all, silent, system_reason
+from pdflow_runtime.http.sockets import close, connect, receive_now, send_all, silent, system_reason
 from pdflow_runtime.http.tls_socket import TlsNow, failure_text, opened_with
 
 
@@ -117,10 +117,21 @@ class HttpClient:
         try:
             await send_all(sock, data)
         except OSError as error:
-            raise UpstreamError(
+            raise _refusal(sock) or UpstreamError(
                 "closed", f"the connection broke while the request was sent: {system_reason(error)}"
             ) from error
         return await read_head(sock, self._head_bytes)
+
+
+def _refusal(sock: socket.socket) -> UpstreamError | None:
+    """Return why the server has ended the connection, if it has said so by TLS, as for the client's certificate."""
+    try:
+        receive_now(sock)
+    except ssl.SSLError as error:
+        return UpstreamError("tls", f"the request was not sent: {failure_text(error)}")
+    except OSError:
+        pass
+    return None
 
 
 class Exchange:

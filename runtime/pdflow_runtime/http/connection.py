@@ -30,7 +30,7 @@ from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal, head,
 from pdflow_runtime.http.parsing import RequestParser
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import RECEIVE_BYTES, close, receive, send_all, send_now, silent, system_reason
-from pdflow_runtime.http.tls_socket import PlainHttpError, TlsSocket
+from pdflow_runtime.http.tls_socket import PlainHttpError, TlsSocket, is_refusal
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class Connection:
             except PlainHttpError:
                 sock.send_plain(refused(_NO_CERTIFICATE if sock.needs_certificate else _NOT_TLS))
             except OSError as error:
-                if not sock.needs_certificate:
+                if not (sock.needs_certificate and is_refusal(error)):
                     _log.debug("TLS handshake of %s failed: %s", self.address or "a client", error)
                 elif (more := _REJECTIONS.more()) is not None:
                     _log.warning(

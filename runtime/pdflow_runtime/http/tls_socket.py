@@ -221,6 +221,11 @@ def is_buffered(sock: socket.socket) -> bool:
     return isinstance(sock, TlsSocket) and sock.is_buffered
 
 
+def is_refusal(error: OSError) -> bool:
+    """Whether a handshake has failed by what one side presented, and not by the end of the connection."""
+    return isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError)
+
+
 def _raise(error: OSError) -> bytes:
     raise error
 
@@ -246,9 +251,10 @@ def failure_text(error: ssl.SSLError, authority: str = "") -> str:
         return f"{text}; {authority} names the file with its authority"
     if reason == "wrong version number":
         return "the server answers without TLS"
-    if " alert " in reason:
-        return f"the server refuses this side's certificate: {reason.partition(' alert ')[2]}"
-    return reason
+    alert = reason.partition(" alert ")[2]
+    if alert and any(word in alert for word in ("certificate", "unknown ca", "access denied")):
+        return f"the server refuses this side's certificate: {alert}"
+    return f"the server ended the handshake: {alert}" if alert else reason
 
 
 def client_context() -> ssl.SSLContext:

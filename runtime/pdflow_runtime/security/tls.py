@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -75,7 +76,9 @@ def tls_of(scenario: ResolvedScenario, clock: Callable[[], Instant] = now_ns) ->
 
     def read() -> Contexts:
         try:
-            return Contexts(*(_context(kind, files) for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)))
+            contexts = Contexts(*(_context(kind, files) for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)))
+            _try(contexts)
+            return contexts
         except OSError as error:
             shown = ", ".join(map(str, files))
             raise ScenarioError([Problem(scenario.path, "serve.tls_cert", f"{shown}: {error}")]) from None
@@ -97,6 +100,18 @@ def log_tls_failure(component: str, error: UpstreamError) -> None:
             "tls_ca (docs/hosts.md)",
             *(component, error, more),
         )
+
+
+def _try(contexts: Contexts) -> None:
+    """Let both contexts meet in memory. OSError if they refuse each other: if the certificate has expired, or is of
+    another authority, no component could connect to any."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = contexts.opens.wrap_bio(to_client, to_server)
+    server = contexts.accepts.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(2):  # of each end, as TLS 1.3 needs
+        for end in (client, server):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
 
 
 def _context(kind: int, files: Sequence[Path]) -> ssl.SSLContext:

@@ -20,7 +20,8 @@ from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.server import Server, serve_http
 from pdflow_runtime.http.sockets import listen
-from pdflow_runtime.http.tls_socket import TlsSocket
+from pdflow_runtime.http.tls_socket import TlsSocket, failure_text
+from pdflow_runtime.security import tls
 from pdflow_runtime.security.reloaded import EVERY_NS
 from pdflow_runtime.security.tls import KEYS, Tls, cluster_client, log_tls_failure, tls_of
 from tests.runtime.http.world import LOCAL, echo, response_to, serving
@@ -96,7 +97,14 @@ async def test_components_of_one_authority_serve_each_other(engine: Member, rout
     client.close()
 
 
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Certificates that became wrong after they were read."""
+    monkeypatch.setattr(tls, "_try", lambda contexts: None)
+
+
 @pytest.mark.trio
+@pytest.mark.usefixtures("unchecked")
 async def test_a_client_without_a_certificate_of_the_authority_is_refused(
     engine: Member, router: Member, authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,6 +145,7 @@ async def test_plain_http_is_refused_with_what_to_do(engine: Member, router: Mem
 
 
 @pytest.mark.trio
+@pytest.mark.usefixtures("unchecked")
 async def test_a_server_without_a_valid_certificate_gets_no_request(
     router: Member, authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,3 +193,22 @@ def test_a_key_of_another_certificate_is_bad_input(engine: Member, router: Membe
     (engine.folder / "tls_key").write_bytes((router.folder / "tls_key").read_bytes())
     with pytest.raises(ScenarioError, match=r"serve\.tls_cert: .*key values mismatch"):
         engine.tls()
+
+
+@pytest.mark.parametrize(("valid", "reason"), [(False, "certificate has expired"), (True, "certificate verify failed")])
+def test_files_with_which_nobody_could_connect_are_refused_at_once(
+    valid: bool, reason: str, authority: trustme.CA, tmp_path: Path
+) -> None:
+    member = Member(tmp_path / "member", authority, None if valid else PAST)
+    if valid:
+        trustme.CA().cert_pem.write_to_path(member.folder / "tls_ca")
+    with pytest.raises(ScenarioError, match=reason):
+        member.tls()
+
+
+def test_only_an_alert_about_a_certificate_is_called_so() -> None:
+    error = ssl.SSLError(1, "")
+    error.reason = "TLSV1_ALERT_PROTOCOL_VERSION"
+    assert failure_text(error) == "the server ended the handshake: protocol version"
+    error.reason = "SSLV3_ALERT_CERTIFICATE_EXPIRED"
+    assert failure_text(error) == "the server refuses this side's certificate: certificate expired"
