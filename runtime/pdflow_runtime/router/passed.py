@@ -1,8 +1,8 @@
 """The tokens of an answer that have been passed on to its client, read back from the events that brought them.
 
-Engines put the ids of an event's tokens into it (`Between.returns_token_ids`), in vLLM's field `token_ids`. Pieces come in
-batches (`answer_pieces.py`). They are reduced to their token ids when 2 KiB are there, since thousands of streams may be
-open; an event that is longer is kept until it is whole.
+Engines put the ids of an event's tokens into it (`Between.returns_token_ids`), in vLLM's field `token_ids`. Pieces come
+in batches (`answer_pieces.py`), and are reduced to their token ids when 2 KiB are there, since thousands of streams may
+be open. An event that is longer is kept until it is whole.
 """
 
 from __future__ import annotations
