@@ -33,6 +33,8 @@ SCHEDULES = 1000
 ACTIONS = 120
 PARALLELISMS = ((1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (4, 2))
 
+SHORT_OR_LONG = pytest.mark.parametrize("schedules", [300, pytest.param(SCHEDULES, marks=pytest.mark.nightly)])
+
 MOST_FAULTS = ((2, 1), (1, 2))
 """Where two ranks meet one, most of the faults show."""
 
@@ -61,29 +63,34 @@ def played(seed: int, pulls: bool, dialect: Dialect, parallelisms: tuple[tuple[i
 
 
 def all_played(
-    pulls: bool, dialect: Dialect = VLLM_STOCK, parallelisms: tuple[tuple[int, int], ...] = PARALLELISMS
+    pulls: bool,
+    dialect: Dialect = VLLM_STOCK,
+    parallelisms: tuple[tuple[int, int], ...] = PARALLELISMS,
+    schedules: int = SCHEDULES,
 ) -> Counter[str]:
     seen = Counter[str]()
-    for seed in range(SCHEDULES):
+    for seed in range(schedules):
         seen += played(seed, pulls, dialect, parallelisms).seen
     return seen
 
 
-def test_push() -> None:
+@SHORT_OR_LONG
+def test_push(schedules: int) -> None:
     """Same notifications out, same WRITEs and handshakes, same finished sets."""
-    seen = all_played(pulls=False)
+    seen = all_played(pulls=False, schedules=schedules)
     for goal in (
         *("REG", "HB", "handshake", "transfer", "sent", "received"),
         *("freed in READY", "freed in IN_FLIGHT", "a registration beside its WRITE"),
         "consumer: completion of an unknown request",
     ):
-        assert seen[goal] > SCHEDULES // 20, seen
+        assert seen[goal] > schedules // 20, seen
 
 
-def test_pull() -> None:
-    seen = all_played(pulls=True)
+@SHORT_OR_LONG
+def test_pull(schedules: int) -> None:
+    seen = all_played(pulls=True, schedules=schedules)
     for goal in ("HB", "handshake", "transfer", "completion", "sent", "received"):
-        assert seen[goal] > SCHEDULES // 20, seen
+        assert seen[goal] > schedules // 20, seen
 
 
 @pytest.mark.parametrize(
