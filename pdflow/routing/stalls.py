@@ -12,7 +12,8 @@ any case the time of a slow engine for the prompt, since it may have found earli
 
 A whole answer may take any time: its length is unknown, and nothing is sent before its end. So an engine that owes one
 is asked whether it responds, and only a check at which it has not responded either counts as silence. A response shows
-that the process is not stopped. It does not show that its GPU is at work, so it counts for whole answers only.
+that the process is not stopped. It does not show that its GPU is at work, so it counts for whole answers only, and for
+requests that have no token yet and may be queued behind one.
 """
 
 from __future__ import annotations
@@ -121,9 +122,11 @@ class Waiting:
     def fingerprint(self) -> Hashable:
         return self.awaited, self.silent, self.longest, self.teaches, self.has_token
 
-    def checked(self, active: bool, responds: bool) -> None:
-        """Record a check of the engine that is waited for: whether it has sent anything, and has responded."""
-        self.silent = 0 if active or (responds and self.awaited is Awaited.WHOLE) else self.silent + 1
+    def checked(self, active: bool, responds: bool, owes_whole: bool) -> None:
+        """Record a check of the engine that is waited for: whether it has sent anything, has responded, and owes anyone
+        a whole answer. If all that it runs are such answers, it sends nothing to what is queued."""
+        counts = owes_whole and self.awaited is not Awaited.NEXT
+        self.silent = 0 if active or (responds and counts) else self.silent + 1
         self.longest = max(self.longest, self.silent)
 
     def teach(self, usual: Usual, prompt_tokens: int) -> None:

@@ -11,8 +11,8 @@ GPU hangs. The pause is as long as the silence that was too long, and doubles up
 silent again. If no other engine of its role is up any more, it gets legs again at once.
 
 Engines that were silent at a check are asked whether they respond. A process may respond while its GPU hangs, so this
-counts for whole answers (`stalls`), and for an engine that did not respond when it stalled: its process was stopped,
-and goes on when it responds. A heartbeat is not used here, for the same reason.
+counts for whole answers and what is queued behind them (`stalls`), and for an engine that did not respond when it
+stalled: its process was stopped, and goes on when it responds. A heartbeat is not used here, for the same reason.
 """
 
 from __future__ import annotations
@@ -224,9 +224,10 @@ class WatchingRouter(GovernedRouter):
         rule = self.rules.stall
         assert rule is not None
         silence, longest = 0, -1
+        owes_whole = any(self.waits[attempt.request_id].awaited is Awaited.WHOLE for attempt in attempts)
         for attempt in attempts:
             waiting = self.waits[attempt.request_id]
-            waiting.checked(active, responds)
+            waiting.checked(active, responds, owes_whole)
             limit = waiting.limit(rule, self.usual[waiting.awaited], attempt.asked.prompt_tokens)
             if limit is not None:
                 longest = max(longest, limit)

@@ -208,13 +208,23 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         RouterFinding.MEMBER,
     ),
     "a response counts for streams": (
-        method(Waiting, "checked", lambda self, *signs: setattr(self, "silent", 0 if any(signs) else self.silent + 1)),
+        method(Waiting, "checked", lambda self, active, responds, _: _checked(self, active, responds, True, True)),
         "aggregated engines that stall and owe whole answers",
         RouterFinding.NEEDLESS,
     ),
     "a response counts for no whole answer": (
-        method(Waiting, "checked", lambda self, active, _: setattr(self, "silent", 0 if active else self.silent + 1)),
+        method(Waiting, "checked", lambda self, active, *_: setattr(self, "silent", 0 if active else self.silent + 1)),
         "decode engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
+    "a response counts for no stream behind a whole answer": (
+        method(Waiting, "checked", lambda self, *signs: _checked(self, *signs, self.awaited is Awaited.WHOLE)),
+        "aggregated engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
+    "a response counts for a stream that has begun": (
+        method(Waiting, "checked", lambda self, *signs: _checked(self, *signs, True)),
+        "aggregated engines that stall and owe whole answers",
         RouterFinding.MEMBER,
     ),
     "a response ends every stall": (
@@ -237,6 +247,11 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         RouterFinding.STUCK,
     ),
 }  # fmt: skip
+
+
+def _checked(waiting: Waiting, active: bool, responds: bool, owes_whole: bool, counts: bool) -> None:
+    """Record a check of an engine, where a response counts if it owes a whole answer, and this holds."""
+    waiting.silent = 0 if active or (responds and owes_whole and counts) else waiting.silent + 1
 
 
 def _without_resumption(router: Router, attempt: Attempt, code: Code) -> AfterFailure:

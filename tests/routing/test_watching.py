@@ -182,6 +182,24 @@ def test_a_whole_answer_may_take_any_time_while_its_engine_responds(governed: Ma
 
 
 @pytest.mark.parametrize("alone", [False, True])
+def test_a_stream_behind_whole_answers_waits_while_its_engine_responds(governed: Make, alone: bool) -> None:
+    """An engine that runs nothing but whole answers sends nothing to a stream in its queue."""
+    options = {"aggregated": frozenset({0, 1})} if alone else {"d": 2}
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE, **options)
+    engine = "p-0" if alone else "d-0"
+    for request, streams in ((0, False), (1, True), (2, True)):
+        if alone:
+            router.handle(RequestArrived(request, streams=streams), 0)
+        else:
+            decoding(router, request, streams)
+    other = engine[0] + "-1"
+    assert not checked(router, other, responding=(engine,), times=20)
+    assert not checked(router, other, times=2)
+    assert states(checked(router, other)) == [(engine, "stalled")]
+    assert router.attempts.keys() == {"r0.2", "r1.1", "r2.2"}
+
+
+@pytest.mark.parametrize("alone", [False, True])
 def test_whole_answers_leave_an_engine_that_does_not_respond(governed: Make, alone: bool) -> None:
     options = {"aggregated": frozenset({0, 1})} if alone else {}
     router = governed(dispatch="sequential", max_attempts=2, stall=RULE, **options)
@@ -231,9 +249,10 @@ def test_a_stream_that_could_not_leave_a_stopped_engine_waits_anew_when_it_respo
 
 
 def test_an_engine_that_responds_while_its_gpu_hangs_is_stalled(governed: Make) -> None:
-    """Streams show it. Whole answers leave it with them, and no response ends its stall."""
-    router = governed(dispatch="sequential", max_attempts=2, policy="least-loaded", d=2, stall=RULE)
+    """Streams that have begun show it. Whole answers leave it with them, and no response ends its stall."""
+    router = governed(dispatch="sequential", max_attempts=2, policy="least-loaded", d=2, stall=RULE, resumes=True)
     decoding(router, 0, streams=True)
+    router.handle(FirstTokenDelivered(0, "r0.1"), 0)
     router.decode_choice.up[1] = False
     decoding(router, 1)
     router.decode_choice.up[1] = True

@@ -63,6 +63,8 @@ class CountedLeg(NamedTuple):
     """Its answer is dropped: the leg does not end, and must be aborted."""
     whole: bool = False
     """The last piece of its answer has arrived, and its end has not."""
+    delivered: bool = False
+    """The router knows that the client has the first token of its answer."""
 
 
 class Begun(NamedTuple):
@@ -245,6 +247,16 @@ class RouterAccount:
         whole = not asked.streams and not asked.prefill_only
         return whole and (seat[0] == "decode" or seat[1] in self.setting.aggregated)
 
+    def response_counts(self, name: RequestId, seat: Seat) -> bool:
+        """Whether a response of the engine that an attempt waits for shows that it may be at work for it: it owes the
+        attempt a whole answer, or owes one to another, behind which this one may be queued."""
+        if self.owes_whole(self.asked(name), seat):
+            return True
+        others = [each for each in self.open_names() if self.waits_for(each) == seat]
+        return not self.legs[seat[0], name].delivered and any(
+            self.owes_whole(self.asked(each), seat) for each in others
+        )
+
     def works(self, engine: EngineId, event: EnginesChecked) -> bool:
         """Whether a check shows that an engine is at work: it has sent something, or it was stopped, and responds."""
         seat = self.seat_of(engine)
@@ -262,9 +274,7 @@ class RouterAccount:
             before = self.waits.get(name, (seat, 0))
             silent = before[1] if before[0] == seat else 0
             engine = self.infos[seat].engine
-            works = self.works(engine, event) or (
-                engine in event.responding and self.owes_whole(self.asked(name), seat)
-            )
+            works = self.works(engine, event) or (engine in event.responding and self.response_counts(name, seat))
             waits[name] = seat, 0 if works else silent + 1
         self.waits = waits
 
@@ -275,6 +285,9 @@ class RouterAccount:
             alone = self.asked(name).prefill_only or seat[1] in self.setting.aggregated
             if seat[0] == "decode" or alone:
                 self.waits[name] = seat, 0
+        key: LegKey = ("decode" if ("decode", name) in self.legs else "prefill", name)
+        if key in self.legs:
+            self.legs[key] = self.legs[key]._replace(delivered=True)
 
     def may_try(self, role: Role, engine: int, name: RequestId, asked: RequestArrived) -> bool:
         """Whether this attempt may be the trial of an engine that stalled: it can go elsewhere, and shows soon whether
@@ -382,7 +395,7 @@ class RouterAccount:
                     or self.most_silent(role)
                 ):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled: {self.waits}")
-                if effect.engine not in self.earlier_questions and self.owes_only_whole(seat):
+                if effect.engine not in self.earlier_questions and self.was_to_be_asked(seat):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled, and was not asked")
                 self.hung = self.hung - {seat} | ({seat} if effect.engine in event.responding else frozenset())
             case "trial":
@@ -401,8 +414,9 @@ class RouterAccount:
         known = [engine for engine in self.engines(role) if self.was_up.get((role, engine))]
         return 2 * sum(self.exceeds((role, engine)) for engine in known) > len(known)
 
-    def owes_only_whole(self, seat: Seat) -> bool:
-        return all(self.owes_whole(self.asked(name), seat) for name, (at, _) in self.waits.items() if at == seat)
+    def was_to_be_asked(self, seat: Seat) -> bool:
+        """Whether a response would have counted for all that waits for an engine."""
+        return all(self.response_counts(name, seat) for name, (at, _) in self.waits.items() if at == seat)
 
     def exceeds(self, seat: Seat) -> bool:
         """Whether an attempt has waited for this engine for too long."""

@@ -342,7 +342,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="aggregated engines that stall and owe whole answers",
-        states=5261,
+        states=4970,
         requests=MIXED,
         attempts=2,
         aggregated=frozenset({0, 1}),
