@@ -7,8 +7,9 @@ own time. It is counted in checks, which the driver makes at a fixed interval: a
 time makes one check after it, and not many.
 
 What silence is usual depends on prompts, batches and hardware. With `learns` the limit follows from the silences that
-ended by themselves: four times the longest of the last waits of the same kind, for longer prompts in proportion, and in
-any case the time of a slow engine for the prompt, since it may have found earlier ones in its cache.
+ended by themselves and were not too long: four times the longest of the last waits of the same kind, for longer prompts
+in proportion, and in any case the time of a slow engine for the prompt, since it may have found earlier ones in its
+cache.
 
 A whole answer may take any time: its length is unknown, and nothing is sent before its end. So an engine that owes one
 is asked whether it responds, and only a check at which it has not responded either counts as silence. A response shows
@@ -109,7 +110,7 @@ class Waiting:
         self.longest = 0
         """The most of them in a row so far."""
         self.teaches = True
-        """False if the engine has stalled meanwhile: its silence was not usual."""
+        """False if the engine has been silent for too long meanwhile, whether it stalled or not."""
         self.has_token = False
         """The first token came while P had not answered yet."""
 

@@ -198,6 +198,8 @@ class WatchingRouter(GovernedRouter):
             silence = self._silence(attempts, engine in active, engine in responding)
             if silence:
                 silences[seat] = silence
+                for attempt in attempts:
+                    self.waits[attempt.request_id].teaches = False
         stalled = [seat for seat in silences if self._stall(seat, silences, responding)]
         effects: RouterEffects = ()
         for seat in stalled:
@@ -249,9 +251,6 @@ class WatchingRouter(GovernedRouter):
             self.stalled[seat] = Stall(silences[seat] if stall is None else 2 * stall.pause, engine in responding)
             choice.up[index] = False
             self.changes.append(EngineWatched(engine, "stalled"))
-        for attempt in self.attempts.values():
-            if _waits_for(attempt) == seat:
-                self.waits[attempt.request_id].teaches = False
         return True
 
     def _is_last_resort(self, attempt: Attempt) -> bool:

@@ -357,6 +357,24 @@ def test_a_survived_stall_teaches_nothing(governed: Make) -> None:
     assert router.usual[Awaited.PROMPT].limit(LEARNS, 10) == before
 
 
+@pytest.mark.parametrize("d", [1, 2])
+def test_an_outage_teaches_nothing(governed: Make, d: int) -> None:
+    """All engines are silent, so none stalls; and their answers end well at last."""
+    router = governed(p=1, d=d, dispatch="sequential", max_attempts=2, stall=LEARNS)
+    for request in range(ENOUGH):
+        serve(router, request)
+    for request in range(100, 102):
+        decoding(router, request, streams=True)
+        router.handle(FirstTokenDelivered(request, f"r{request}.1"), 0)
+    for _ in range(ENOUGH):
+        router.usual[Awaited.NEXT].observe(0, 0)
+    before = router.usual[Awaited.NEXT].limit(LEARNS, 0)
+    assert not checked(router, times=50)
+    for request in range(100, 102):
+        router.handle(DecodeEnded(f"r{request}.1"), 0)
+    assert router.usual[Awaited.NEXT].limit(LEARNS, 0) == before
+
+
 def test_prompts_that_were_in_a_cache_do_not_shorten_the_limit_of_others() -> None:
     usual = Usual()
     for _ in range(ENOUGH):

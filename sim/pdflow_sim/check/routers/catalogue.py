@@ -287,7 +287,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall, and answers that are resumed",
-        states=2786,
+        states=2732,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -298,7 +298,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and die",
-        states=6043,
+        states=6009,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=1)),
@@ -308,7 +308,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and leave",
-        states=1355,
+        states=1344,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -319,7 +319,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and fall silent",
-        states=8540,
+        states=8510,
         requests=ONE,
         attempts=2,
         rules=Rules(silence_ns=1, stall=StallRule(1, least=0)),
@@ -330,7 +330,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="decode engines that stall and owe whole answers",
-        states=2350,
+        states=2338,
         requests=as_a_whole(ONE),
         attempts=2,
         rules=Rules(stall=StallRule(1, least=1)),
@@ -342,7 +342,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="aggregated engines that stall and owe whole answers",
-        states=4970,
+        states=5028,
         requests=MIXED,
         attempts=2,
         aggregated=frozenset({0, 1}),
@@ -352,7 +352,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="hedges of engines that stall",
-        states=1693,
+        states=1670,
         requests=ONE,
         attempts=2,
         hedge_after=1,
