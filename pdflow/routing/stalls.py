@@ -125,7 +125,7 @@ class Waiting:
 
     def checked(self, active: bool, responds: bool, owes_whole: bool) -> None:
         """Record a check of the engine that is waited for: whether it has sent anything, has responded, and owes anyone
-        a whole answer. If all that it runs are such answers, it sends nothing to what is queued."""
+        a whole answer, which may take any time. If it runs only such answers, it sends nothing to what is queued."""
         counts = owes_whole and self.awaited is not Awaited.NEXT
         self.silent = 0 if active or (responds and counts) else self.silent + 1
         self.longest = max(self.longest, self.silent)

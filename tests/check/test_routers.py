@@ -15,7 +15,7 @@ from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.answer import Answer
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.conditional import Disaggregation
-from pdflow.routing.effects import AbortLeg, EngineSilent, ReportPrefill, ResumeAnswer
+from pdflow.routing.effects import AbortLeg, AskEngine, EngineSilent, ReportPrefill, ResumeAnswer
 from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll
@@ -25,7 +25,7 @@ from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Router
 from pdflow.routing.stalls import Awaited, Waiting
-from pdflow.routing.watching import WatchingRouter
+from pdflow.routing.watching import Stall, WatchingRouter, _waits_for
 from pdflow.version import compiled
 from pdflow_sim.check.routers.catalogue import SETTINGS
 from pdflow_sim.check.routers.findings import RouterFinding
@@ -238,6 +238,22 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         "aggregated engines that stall and owe whole answers",
         RouterFinding.ENGINE,
     ),
+    "no whole answer is ever a trial": (
+        method(Stall, "may_try", lambda self, owes_whole: not (self.left or owes_whole)),
+        "aggregated engines that stall and are tried with whole answers",
+        RouterFinding.ENGINE,
+    ),
+    "an engine that stalls is not asked any more": (
+        method(WatchingRouter, "_asks", lambda self: _asks_those_waited_for(self)),
+        "decode engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
+    "no trial is offered": (
+        method(WatchingRouter, "_offer_trials", lambda *_: None), "engines that stall", RouterFinding.ENGINE,
+    ),
+    "a pause never ends": (
+        method(WatchingRouter, "_pause", lambda *_: None), "engines that stall", RouterFinding.MEMBER,
+    ),
     "a restarted engine stays stalled": (
         method(WatchingRouter, "_forget", lambda *_: None), "engines that stall and die", RouterFinding.MEMBER,
     ),
@@ -247,6 +263,11 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         RouterFinding.STUCK,
     ),
 }  # fmt: skip
+
+
+def _asks_those_waited_for(router: WatchingRouter) -> Any:
+    seats = {_waits_for(attempt) for attempt in router.attempts.values() if router.waits[attempt.request_id].silent}
+    return tuple(AskEngine(router._info(seat).engine) for seat in sorted(seats))
 
 
 def _checked(waiting: Waiting, active: bool, responds: bool, owes_whole: bool, counts: bool) -> None:

@@ -271,10 +271,10 @@ def test_the_limit_of_whole_answers_is_what_was_usual(governed: Make) -> None:
     assert router.usual[Awaited.WHOLE].limit(LEARNS, 0) == FACTOR * 3
 
 
-def hung(router: Any) -> None:
+def hung(router: Any, responding: tuple[str, ...] = ()) -> None:
     """Let p-0 stall, and be on trial."""
     router.handle(RequestArrived(0), 0)
-    checked(router, times=3)
+    checked(router, responding=responding, times=3)
     checked(router, "p-1", times=3)
     assert router.stalled[("prefill", 0)].left == 0
 
@@ -316,6 +316,37 @@ def test_a_whole_answer_is_no_trial_of_a_decode_engine(governed: Make) -> None:
         (leg,) = router.handle(RequestArrived(request, streams=streams), 0)
         (leg,) = router.handle(answered(leg.request_id, leg.engine), 0)
         assert leg.engine == engine
+
+
+def tried_with_a_whole_answer(router: Any) -> None:
+    """Let p-0, which is on trial and responds, get a whole answer, since no stream comes for a pause."""
+    hung(router, ("p-0",))
+    assert not checked(router, "p-1", responding=("p-0",), times=2)
+    (leg,) = router.handle(RequestArrived(100, streams=False), 0)
+    assert leg.engine == 1, "a stream may still come"
+    assert not checked(router, "p-1", responding=("p-0",))
+    (leg,) = router.handle(RequestArrived(101, streams=False), 0)
+    assert leg.engine == 0
+    (leg,) = router.handle(RequestArrived(102, streams=False), 0)
+    assert leg.engine == 1, "one at a time"
+
+
+def test_if_no_stream_comes_a_whole_answer_is_a_trial(governed: Make) -> None:
+    router = governed(policy="least-loaded", max_attempts=2, stall=RULE, aggregated=frozenset({0, 1}))
+    tried_with_a_whole_answer(router)
+    router.handle(PrefillAnswered("r101.1", answered("r101.1").params), 0)
+    assert states(checked(router, "p-0", "p-1")) == [("p-0", "answers")]
+
+
+def test_a_whole_answer_on_trial_has_as_long_as_the_pause(governed: Make) -> None:
+    """The GPU hangs still, and no response ends the trial."""
+    router = governed(policy="least-loaded", max_attempts=2, stall=RULE, aggregated=frozenset({0, 1}))
+    tried_with_a_whole_answer(router)
+    pause = router.stalled[("prefill", 0)].pause
+    assert not checked(router, "p-1", responding=("p-0",), times=pause)
+    assert states(checked(router, "p-1", responding=("p-0",))) == [("p-0", "stalled")]
+    assert router.stalled[("prefill", 0)].pause == 2 * pause
+    assert "r101.2" in router.attempts
 
 
 @pytest.mark.parametrize("resumable", [False, True])

@@ -287,7 +287,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall, and answers that are resumed",
-        states=2732,
+        states=3125,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -308,7 +308,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and leave",
-        states=1344,
+        states=1426,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -342,7 +342,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="aggregated engines that stall and owe whole answers",
-        states=5028,
+        states=5024,
         requests=MIXED,
         attempts=2,
         aggregated=frozenset({0, 1}),
@@ -351,8 +351,18 @@ SETTINGS: Final = (
         d=1,
     ),
     RouterSetting(
+        name="aggregated engines that stall and are tried with whole answers",
+        states=4769,
+        requests=as_a_whole(TWO),
+        attempts=2,
+        aggregated=frozenset({0, 1}),
+        rules=Rules(stall=StallRule(1, least=1)),
+        checks=6,
+        d=1,
+    ),
+    RouterSetting(
         name="hedges of engines that stall",
-        states=1670,
+        states=1853,
         requests=ONE,
         attempts=2,
         hedge_after=1,
