@@ -101,7 +101,7 @@ class Usual:
 class Waiting:
     """The wait of one attempt, and the silence of its engine during it, in checks."""
 
-    __slots__ = ("awaited", "has_token", "longest", "silent", "teaches")
+    __slots__ = ("awaited", "has_token", "longest", "responded", "silent", "teaches")
 
     def __init__(self, awaited: Awaited) -> None:
         self.awaited = awaited
@@ -113,15 +113,17 @@ class Waiting:
         """False if the engine has been silent for too long meanwhile, whether it stalled or not."""
         self.has_token = False
         """The first token came while P had not answered yet."""
+        self.responded = False
+        """The engine has responded at a check of this silence."""
 
     def fork(self) -> Waiting:
         other = Waiting(self.awaited)
         other.silent, other.longest = self.silent, self.longest
-        other.teaches, other.has_token = self.teaches, self.has_token
+        other.teaches, other.has_token, other.responded = self.teaches, self.has_token, self.responded
         return other
 
     def fingerprint(self) -> Hashable:
-        return self.awaited, self.silent, self.longest, self.teaches, self.has_token
+        return self.awaited, self.silent, self.longest, self.teaches, self.has_token, self.responded
 
     def checked(self, active: bool, responds: bool, owes_whole: bool) -> None:
         """Record a check of the engine that is waited for: whether it has sent anything, has responded, and owes anyone
@@ -129,6 +131,7 @@ class Waiting:
         counts = owes_whole and self.awaited is not Awaited.NEXT
         self.silent = 0 if active or (responds and counts) else self.silent + 1
         self.longest = max(self.longest, self.silent)
+        self.responded = self.silent > 0 and (self.responded or responds)
 
     def teach(self, usual: Usual, prompt_tokens: int) -> None:
         """Record the longest silence of this wait, which has ended well, as a usual one."""

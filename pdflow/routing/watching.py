@@ -12,7 +12,7 @@ the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine i
 its role is up any more, it gets legs again at once.
 
 Engines that were silent at a check are asked whether they respond. A process may respond while its GPU hangs, so this
-counts for whole answers and what is queued behind them (`stalls`), and for an engine that did not respond when it
+counts for whole answers and what is queued behind them (`stalls`), and for an engine that did not respond before it
 stalled: its process was stopped, and goes on when it responds. A heartbeat is not used here, for the same reason.
 """
 
@@ -54,7 +54,7 @@ LONGEST_PAUSE: Final = 64
 
 class Stall:
     """A stalled engine: checks until it is tried, 0 if it is on trial; the length of its pause; whether it responded
-    when it stalled; checks on trial without a leg, up to the length of the pause."""
+    while it was silent; checks on trial without a leg, up to the length of the pause."""
 
     __slots__ = ("left", "pause", "responds", "untried")
 
@@ -211,7 +211,7 @@ class WatchingRouter(GovernedRouter):
                 silences[seat] = silence
                 for attempt in attempts:
                     self.waits[attempt.request_id].teaches = False
-        stalled = [seat for seat in silences if self._stall(seat, silences, responding)]
+        stalled = [seat for seat in silences if self._stall(seat, silences, at[seat])]
         effects: RouterEffects = ()
         for seat in stalled:
             for attempt in at[seat]:
@@ -250,7 +250,7 @@ class WatchingRouter(GovernedRouter):
                 silence = max(silence, waiting.silent)
         return silence if 0 <= longest < silence else 0
 
-    def _stall(self, seat: Seat, silences: dict[Seat, int], responding: frozenset[EngineId]) -> bool:
+    def _stall(self, seat: Seat, silences: dict[Seat, int], attempts: list[Attempt]) -> bool:
         """Send this engine nothing for now. Returns whether others can do its work, and attempts are to leave it."""
         role, index = seat
         choice, stall = self._choice(seat), self.stalled.get(seat)
@@ -262,7 +262,8 @@ class WatchingRouter(GovernedRouter):
             return False
         if stall is not None or choice.up[index]:
             engine = self._info(seat).engine
-            self.stalled[seat] = Stall(silences[seat] if stall is None else 2 * stall.pause, engine in responding)
+            responds = any(self.waits[attempt.request_id].responded for attempt in attempts)
+            self.stalled[seat] = Stall(silences[seat] if stall is None else 2 * stall.pause, responds)
             choice.up[index] = False
             self.changes.append(EngineWatched(engine, "stalled"))
         return True
@@ -282,6 +283,7 @@ class WatchingRouter(GovernedRouter):
         for attempt in self.attempts.values():
             if _waits_for(attempt) == seat:
                 self.waits[attempt.request_id].silent = 0
+                self.waits[attempt.request_id].responded = False
 
     # Engines that are stalled.
 

@@ -74,8 +74,10 @@ def _stalls_as(kind: Literal["stopped", "hung"]) -> Patch:
     """Take every engine that stalls for one whose process is stopped, or whose GPU hangs."""
     stall = WatchingRouter._stall
 
-    def stalls(self: WatchingRouter, seat: Any, silences: Any, _: Any) -> bool:
-        return stall(self, seat, silences, frozenset() if kind == "stopped" else frozenset([self._info(seat).engine]))
+    def stalls(self: WatchingRouter, seat: Any, silences: Any, attempts: Any) -> bool:
+        for attempt in attempts:
+            self.waits[attempt.request_id].responded = kind == "hung"
+        return stall(self, seat, silences, attempts)
 
     return method(WatchingRouter, "_stall", stalls)
 
@@ -238,6 +240,11 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         "aggregated engines that stall and owe whole answers",
         RouterFinding.ENGINE,
     ),
+    "only the last check shows whether an engine responds": (
+        method(Waiting, "checked", lambda self, *signs: _forgets_responses(self, *signs)),
+        "aggregated engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
     "no whole answer is ever a trial": (
         method(Stall, "may_try", lambda self, owes_whole: not (self.left or owes_whole)),
         "aggregated engines that stall and are tried with whole answers",
@@ -268,6 +275,14 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
 def _asks_those_waited_for(router: WatchingRouter) -> Any:
     seats = {_waits_for(attempt) for attempt in router.attempts.values() if router.waits[attempt.request_id].silent}
     return tuple(AskEngine(router._info(seat).engine) for seat in sorted(seats))
+
+
+CHECKED = Waiting.checked
+
+
+def _forgets_responses(waiting: Waiting, *signs: bool) -> None:
+    waiting.responded = False
+    CHECKED(waiting, *signs)
 
 
 def _checked(waiting: Waiting, active: bool, responds: bool, owes_whole: bool, counts: bool) -> None:

@@ -262,6 +262,17 @@ def test_an_engine_that_responds_while_its_gpu_hangs_is_stalled(governed: Make) 
     assert states(checked(router, "p-0", "p-1", "d-1", responding=("d-0",), times=10)) == [("d-0", "trial")]
 
 
+@pytest.mark.parametrize("check", [0, 1, 2])
+def test_one_response_shows_that_a_silent_engine_was_not_stopped(governed: Make, check: int) -> None:
+    """It may take longer than a check to respond while its GPU hangs."""
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE, resumes=True)
+    decoding(router, 0, streams=True)
+    for number in range(3):
+        effects = checked(router, responding=("d-0",) if number == check else ())
+    assert states(effects) == [("d-0", "stalled")]
+    assert states(checked(router, "p-0", "p-1", "d-1", responding=("d-0",), times=3)) == [("d-0", "trial")]
+
+
 def test_the_limit_of_whole_answers_is_what_was_usual(governed: Make) -> None:
     router = governed(d=1, p=1, dispatch="sequential", max_attempts=2, stall=LEARNS)
     for request in range(ENOUGH):

@@ -68,13 +68,23 @@ class CountedLeg(NamedTuple):
     """The router knows that the client has the first token of its answer."""
 
 
+class CountedWait(NamedTuple):
+    """The wait of an open attempt."""
+
+    seat: Seat
+    silent: int = 0
+    """The checks since in which the engine has given no sign of work."""
+    responded: bool = False
+    """It responded at one of them."""
+
+
 class CountedStall(NamedTuple):
     """An engine that has stalled."""
 
     pause: int
     """Checks before it is tried."""
     hung: bool
-    """It responded when it stalled."""
+    """It responded at a check of the silence after which it stalled."""
     on_trial: bool = False
     checks: int = 0
     """Checks of its pause so far; on trial those without a leg, up to the length of the pause."""
@@ -126,8 +136,7 @@ class RouterAccount:
         """Engines that have been asked since the last check whether they respond."""
         self.earlier_questions: frozenset[EngineId] = frozenset()
         """Engines that had been asked before this check."""
-        self.waits: dict[RequestId, tuple[Seat, int]] = {}
-        """The engine that each open attempt waits for, and the checks since in which it had given no sign of work."""
+        self.waits: dict[RequestId, CountedWait] = {}
         self.was_up: dict[Seat, bool] = {}
         """Engines that might get legs, were on trial, or were at work again, when they were checked."""
         self.event: Any = None
@@ -284,14 +293,16 @@ class RouterAccount:
             if not stall.on_trial or not self.loads(seat[0])[seat[1]]:
                 self.stalled[seat] = stall._replace(checks=min(stall.checks + 1, stall.pause))
         self.was_up = {seat: self.is_up(seat) or seat in trials or seat in again for seat in self.infos}
-        waits: dict[RequestId, tuple[Seat, int]] = {}
+        waits: dict[RequestId, CountedWait] = {}
         for name in self.open_names():
             seat = self.waits_for(name)
-            before = self.waits.get(name, (seat, 0))
-            silent = before[1] if before[0] == seat else 0
+            before = self.waits.get(name, CountedWait(seat))
+            if before.seat != seat:
+                before = CountedWait(seat)
             engine = self.infos[seat].engine
             works = self.works(engine, event) or (engine in event.responding and self.response_counts(name, seat))
-            waits[name] = seat, 0 if works else silent + 1
+            responded = before.responded or engine in event.responding
+            waits[name] = CountedWait(seat) if works else CountedWait(seat, before.silent + 1, responded)
         self.waits = waits
 
     def _sent_first(self, name: RequestId) -> None:
@@ -300,7 +311,7 @@ class RouterAccount:
             seat = self.waits_for(name)
             alone = self.asked(name).prefill_only or seat[1] in self.setting.aggregated
             if seat[0] == "decode" or alone:
-                self.waits[name] = seat, 0
+                self.waits[name] = CountedWait(seat)
         key: LegKey = ("decode" if ("decode", name) in self.legs else "prefill", name)
         if key in self.legs:
             self.legs[key] = self.legs[key]._replace(delivered=True)
@@ -394,7 +405,7 @@ class RouterAccount:
 
     def asks(self, effect: AskEngine) -> None:
         seat = self.seat_of(effect.engine)
-        if seat not in self.stalled and not any(at == seat and silent for at, silent in self.waits.values()):
+        if seat not in self.stalled and not any(wait.seat == seat and wait.silent for wait in self.waits.values()):
             raise Violation(RouterFinding.MEMBER, f"{effect.engine} is asked, and is neither stalled nor silent")
         self.questions |= {effect.engine}
 
@@ -405,9 +416,10 @@ class RouterAccount:
         match effect.state:
             case "stalled":
                 exceeds, asked = self.exceeds(seat), not self.was_to_be_asked(seat)
-                silence = max((silent for at, silent in self.waits.values() if at == seat), default=0)
+                waits = [wait for wait in self.waits.values() if wait.seat == seat]
+                silence = max((wait.silent for wait in waits), default=0)
                 pause = min(silence if before is None else 2 * before.pause, LONGEST_PAUSE)
-                self.stalled[seat] = CountedStall(pause, effect.engine in event.responding)
+                self.stalled[seat] = CountedStall(pause, any(wait.responded for wait in waits))
                 paused = before is not None and not before.on_trial
                 if not exceeds or paused or not self.never_stalled(role) or self.most_silent(role):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled: {self.waits}")
@@ -417,7 +429,9 @@ class RouterAccount:
                 if before is None or before.on_trial or before.checks < before.pause:
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is tried, and is {before or 'up'}")
                 self.stalled[seat] = before._replace(on_trial=True, checks=0)
-                self.waits = {name: (at, 0 if at == seat else count) for name, (at, count) in self.waits.items()}
+                self.waits = {
+                    name: CountedWait(seat) if wait.seat == seat else wait for name, wait in self.waits.items()
+                }
             case "answers":
                 works = isinstance(event, EnginesChecked) and self.works(effect.engine, event)
                 if before is None or not (works or not self.never_stalled(role)):
@@ -431,7 +445,7 @@ class RouterAccount:
 
     def was_to_be_asked(self, seat: Seat) -> bool:
         """Whether a response would have counted for all that waits for an engine."""
-        return all(self.response_counts(name, seat) for name, (at, _) in self.waits.items() if at == seat)
+        return all(self.response_counts(name, seat) for name, wait in self.waits.items() if wait.seat == seat)
 
     def exceeds(self, seat: Seat) -> bool:
         """Whether an attempt has waited for this engine for too long. A whole answer on trial has as long as the
@@ -439,7 +453,7 @@ class RouterAccount:
         rule, stall = self.setting.rules.stall, self.stalled.get(seat)
         if rule is None:
             return False
-        waits = {name: silent for name, (at, silent) in self.waits.items() if at == seat}
+        waits = {name: wait.silent for name, wait in self.waits.items() if wait.seat == seat}
         least = rule.least
         if stall is not None and stall.on_trial and any(self.owes_whole(self.asked(name), seat) for name in waits):
             least = max(least, stall.pause)

@@ -338,8 +338,8 @@ def _check_stalls(account: RouterAccount) -> None:
             raise Violation(RouterFinding.MEMBER, f"{engine} has paused for {stall.checks} checks, and is not tried")
         if not stall.hung and engine not in account.questions:
             raise Violation(RouterFinding.MEMBER, f"{engine} was stopped, and is not asked whether it responds")
-    for name, (seat, _) in account.waits.items():
-        role, index = seat
+    for name, wait in account.waits.items():
+        role, index = seat = wait.seat
         others = [engine for engine in account.never_stalled(role) if engine != index]
         if not others or not account.exceeds(seat) or account.most_silent(role):
             continue
