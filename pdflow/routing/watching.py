@@ -7,9 +7,9 @@ none. If more than half of a role's engines are silent, the cause is not an engi
 
 After a pause a stalled engine is on trial: it gets one leg at a time, until it has answered something. A trial is the
 first attempt of a request, which can leave again. It owes no whole answer, which does not show soon whether the GPU
-hangs, unless no other request has come for a pause; the answer then has as long as the pause. The pause is as long as
-the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine is silent again. If no other engine of
-its role is up any more, it gets legs again at once.
+hangs, unless the engine responds and no other request has come for a pause; the answer then has as long as the pause.
+The pause is as long as the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine is silent again.
+If no other engine of its role is up any more, it gets legs again at once.
 
 Engines that were silent at a check are asked whether they respond. A process may respond while its GPU hangs, so this
 counts for whole answers and what is queued behind them (`stalls`), and for an engine that did not respond before it
@@ -73,8 +73,9 @@ class Stall:
         return self.left, self.pause, self.responds, self.untried
 
     def may_try(self, owes_whole: bool) -> bool:
-        """Whether a request may be the trial: one that shows soon whether the engine works, or any if none came."""
-        return not self.left and (not owes_whole or self.untried >= self.pause)
+        """Whether a request may be the trial: one that shows soon whether the engine works, or any if none came and no
+        response will end the stall."""
+        return not self.left and (not owes_whole or (self.responds and self.untried >= self.pause))
 
 
 class WatchingRouter(GovernedRouter):

@@ -313,17 +313,17 @@ class RouterAccount:
             if seat[0] == "decode" or alone:
                 self.waits[name] = CountedWait(seat)
         key: LegKey = ("decode" if ("decode", name) in self.legs else "prefill", name)
-        if key in self.legs:
+        if key in self.legs and self.setting.rules.stall is not None:
             self.legs[key] = self.legs[key]._replace(delivered=True)
 
     def may_try(self, role: Role, engine: int, name: RequestId, asked: RequestArrived) -> bool:
         """Whether this attempt may be the trial of an engine that stalled: it can go elsewhere, and shows soon whether
-        the engine is at work, or none that does has come for a pause."""
+        the engine is at work, or none that does has come for a pause, and no response is to end the stall."""
         first = name.endswith(".1") and isinstance(self.event, RequestArrived | PrefillAnswered)
         stall = self.stalled.get((role, engine))
         if stall is None or not stall.on_trial or not first or self.loads(role)[engine]:
             return False
-        return stall.checks >= stall.pause or not self.owes_whole(asked, (role, engine))
+        return (stall.hung and stall.checks >= stall.pause) or not self.owes_whole(asked, (role, engine))
 
     def _forget(self, seat: Seat) -> None:
         """Forget that an engine had stalled."""

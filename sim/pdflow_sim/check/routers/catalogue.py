@@ -352,8 +352,8 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="aggregated engines that stall and are tried with whole answers",
-        states=4769,
-        requests=as_a_whole(TWO),
+        states=30612,
+        requests=MIXED,
         attempts=2,
         aggregated=frozenset({0, 1}),
         rules=Rules(stall=StallRule(1, least=1)),
