@@ -7,12 +7,14 @@ own time. It is counted in checks, which the driver makes at a fixed interval: a
 time makes one check after it, and not many.
 
 What silence is usual depends on prompts, batches and hardware. With `learns` the limit follows from the silences that
-ended by themselves: four times the longest of the last waits of the same kind, for longer prompts in proportion, and in
-any case the time of a slow engine for the prompt, since it may have found earlier ones in its cache.
+ended by themselves and were not too long: four times the longest of the last waits of the same kind, for longer prompts
+in proportion, and in any case the time of a slow engine for the prompt, since it may have found earlier ones in its
+cache.
 
 A whole answer may take any time: its length is unknown, and nothing is sent before its end. So an engine that owes one
 is asked whether it responds, and only a check at which it has not responded either counts as silence. A response shows
-that the process is not stopped. It does not show that its GPU is at work, so it counts for whole answers only.
+that the process is not stopped. It does not show that its GPU is at work, so it counts for whole answers only, and for
+requests that have no token yet and may be queued behind one.
 """
 
 from __future__ import annotations
@@ -99,7 +101,7 @@ class Usual:
 class Waiting:
     """The wait of one attempt, and the silence of its engine during it, in checks."""
 
-    __slots__ = ("awaited", "has_token", "longest", "silent", "teaches")
+    __slots__ = ("awaited", "has_token", "longest", "responded", "silent", "teaches")
 
     def __init__(self, awaited: Awaited) -> None:
         self.awaited = awaited
@@ -108,23 +110,28 @@ class Waiting:
         self.longest = 0
         """The most of them in a row so far."""
         self.teaches = True
-        """False if the engine has stalled meanwhile: its silence was not usual."""
+        """False if the engine has been silent for too long meanwhile, whether it stalled or not."""
         self.has_token = False
         """The first token came while P had not answered yet."""
+        self.responded = False
+        """The engine has responded at a check of this silence."""
 
     def fork(self) -> Waiting:
         other = Waiting(self.awaited)
         other.silent, other.longest = self.silent, self.longest
-        other.teaches, other.has_token = self.teaches, self.has_token
+        other.teaches, other.has_token, other.responded = self.teaches, self.has_token, self.responded
         return other
 
     def fingerprint(self) -> Hashable:
-        return self.awaited, self.silent, self.longest, self.teaches, self.has_token
+        return self.awaited, self.silent, self.longest, self.teaches, self.has_token, self.responded
 
-    def checked(self, active: bool, responds: bool) -> None:
-        """Record a check of the engine that is waited for: whether it has sent anything, and has responded."""
-        self.silent = 0 if active or (responds and self.awaited is Awaited.WHOLE) else self.silent + 1
+    def checked(self, active: bool, responds: bool, owes_whole: bool) -> None:
+        """Record a check of the engine that is waited for: whether it has sent anything, has responded, and owes anyone
+        a whole answer, which may take any time. If it runs only such answers, it sends nothing to what is queued."""
+        counts = owes_whole and self.awaited is not Awaited.NEXT
+        self.silent = 0 if active or (responds and counts) else self.silent + 1
         self.longest = max(self.longest, self.silent)
+        self.responded = self.silent > 0 and (self.responded or responds)
 
     def teach(self, usual: Usual, prompt_tokens: int) -> None:
         """Record the longest silence of this wait, which has ended well, as a usual one."""

@@ -6,13 +6,14 @@ that a request may have goes on, and so does an answer that could not be resumed
 none. If more than half of a role's engines are silent, the cause is not an engine: nothing is taken back.
 
 After a pause a stalled engine is on trial: it gets one leg at a time, until it has answered something. A trial is the
-first attempt of a request, which can leave again, and not one that owes a whole answer, which does not show whether the
-GPU hangs. The pause is as long as the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine is
-silent again. If no other engine of its role is up any more, it gets legs again at once.
+first attempt of a request, which can leave again. It owes no whole answer, which does not show soon whether the GPU
+hangs, unless the engine responds and no other request has come for a pause; the answer then has as long as the pause.
+The pause is as long as the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine is silent again.
+If no other engine of its role is up any more, it gets legs again at once.
 
 Engines that were silent at a check are asked whether they respond. A process may respond while its GPU hangs, so this
-counts for whole answers (`stalls`), and for an engine that did not respond when it stalled: its process was stopped,
-and goes on when it responds. A heartbeat is not used here, for the same reason.
+counts for whole answers and what is queued behind them (`stalls`), and for an engine that did not respond before it
+stalled: its process was stopped, and goes on when it responds. A heartbeat is not used here, for the same reason.
 """
 
 from __future__ import annotations
@@ -53,19 +54,28 @@ LONGEST_PAUSE: Final = 64
 
 class Stall:
     """A stalled engine: checks until it is tried, 0 if it is on trial; the length of its pause; whether it responded
-    when it stalled."""
+    while it was silent; checks on trial without a leg, up to the length of the pause."""
 
-    __slots__ = ("left", "pause", "responds")
+    __slots__ = ("left", "pause", "responds", "untried")
 
     def __init__(self, pause: int, responds: bool) -> None:
         self.pause = min(pause, LONGEST_PAUSE)
         self.left = self.pause
         self.responds = responds
+        self.untried = 0
 
     def fork(self) -> Stall:
         other = Stall(self.pause, self.responds)
-        other.left = self.left
+        other.left, other.untried = self.left, self.untried
         return other
+
+    def fingerprint(self) -> Hashable:
+        return self.left, self.pause, self.responds, self.untried
+
+    def may_try(self, owes_whole: bool) -> bool:
+        """Whether a request may be the trial: one that shows soon whether the engine works, or any if none came and no
+        response will end the stall."""
+        return not self.left and (not owes_whole or (self.responds and self.untried >= self.pause))
 
 
 class WatchingRouter(GovernedRouter):
@@ -112,7 +122,7 @@ class WatchingRouter(GovernedRouter):
         waits = tuple(waiting.fingerprint() for waiting in self.waits.values())
         learns = self.rules.stall is not None and self.rules.stall.learns
         usual = tuple(usual.fingerprint() for usual in self.usual.values()) if learns else ()
-        stalled = tuple((seat, stall.left, stall.pause, stall.responds) for seat, stall in self.stalled.items())
+        stalled = tuple((seat, stall.fingerprint()) for seat, stall in self.stalled.items())
         return super().fingerprint(), waits, usual, stalled
 
     # Waits.
@@ -188,6 +198,8 @@ class WatchingRouter(GovernedRouter):
                 active.add(engine)
             if engine in active:
                 self._trust(seat)
+            elif not (stall.left or self._choice(seat).loads[seat[1]]):
+                stall.untried = min(stall.untried + 1, stall.pause)
         pausing = [seat for seat, stall in self.stalled.items() if stall.left]
         at: dict[Seat, list[Attempt]] = {}
         for attempt in self.attempts.values():
@@ -195,10 +207,12 @@ class WatchingRouter(GovernedRouter):
         silences: dict[Seat, int] = {}
         for seat, attempts in at.items():
             engine = self._info(seat).engine
-            silence = self._silence(attempts, engine in active, engine in responding)
+            silence = self._silence(attempts, engine in active, engine in responding, self.stalled.get(seat))
             if silence:
                 silences[seat] = silence
-        stalled = [seat for seat in silences if self._stall(seat, silences, responding)]
+                for attempt in attempts:
+                    self.waits[attempt.request_id].teaches = False
+        stalled = [seat for seat in silences if self._stall(seat, silences, at[seat])]
         effects: RouterEffects = ()
         for seat in stalled:
             for attempt in at[seat]:
@@ -215,25 +229,29 @@ class WatchingRouter(GovernedRouter):
         seats |= {seat for seat, stall in self.stalled.items() if not stall.responds}
         return tuple([AskEngine(self._info(seat).engine) for seat in sorted(seats)])
 
-    def _silence(self, attempts: list[Attempt], active: bool, responds: bool) -> int:
+    def _silence(self, attempts: list[Attempt], active: bool, responds: bool, stall: Stall | None) -> int:
         """Record a check for attempts that wait for one engine. Returns its silence if it is too long, else 0.
 
         The limit is the longest of all attempts' there: an engine that computes a long prompt sends nothing to the
-        others either.
+        others either. No response counts for an engine that has stalled: if its GPU hangs, a whole answer on trial
+        would never end.
         """
         rule = self.rules.stall
         assert rule is not None
-        silence, longest = 0, -1
+        owes_whole = any(self.waits[attempt.request_id].awaited is Awaited.WHOLE for attempt in attempts)
+        pause = stall.pause if owes_whole and stall is not None else -1
+        silence, longest = 0, pause
         for attempt in attempts:
             waiting = self.waits[attempt.request_id]
-            waiting.checked(active, responds)
+            waiting.checked(active, responds, owes_whole and stall is None)
             limit = waiting.limit(rule, self.usual[waiting.awaited], attempt.asked.prompt_tokens)
             if limit is not None:
                 longest = max(longest, limit)
+            if limit is not None or pause >= 0:
                 silence = max(silence, waiting.silent)
         return silence if 0 <= longest < silence else 0
 
-    def _stall(self, seat: Seat, silences: dict[Seat, int], responding: frozenset[EngineId]) -> bool:
+    def _stall(self, seat: Seat, silences: dict[Seat, int], attempts: list[Attempt]) -> bool:
         """Send this engine nothing for now. Returns whether others can do its work, and attempts are to leave it."""
         role, index = seat
         choice, stall = self._choice(seat), self.stalled.get(seat)
@@ -245,12 +263,10 @@ class WatchingRouter(GovernedRouter):
             return False
         if stall is not None or choice.up[index]:
             engine = self._info(seat).engine
-            self.stalled[seat] = Stall(silences[seat] if stall is None else 2 * stall.pause, engine in responding)
+            responds = any(self.waits[attempt.request_id].responded for attempt in attempts)
+            self.stalled[seat] = Stall(silences[seat] if stall is None else 2 * stall.pause, responds)
             choice.up[index] = False
             self.changes.append(EngineWatched(engine, "stalled"))
-        for attempt in self.attempts.values():
-            if _waits_for(attempt) == seat:
-                self.waits[attempt.request_id].teaches = False
         return True
 
     def _is_last_resort(self, attempt: Attempt) -> bool:
@@ -268,6 +284,7 @@ class WatchingRouter(GovernedRouter):
         for attempt in self.attempts.values():
             if _waits_for(attempt) == seat:
                 self.waits[attempt.request_id].silent = 0
+                self.waits[attempt.request_id].responded = False
 
     # Engines that are stalled.
 
@@ -281,9 +298,9 @@ class WatchingRouter(GovernedRouter):
         return changes
 
     def _offer_trials(self, role: Literal["prefill", "decode"], asked: RequestArrived) -> None:
-        """Let engines on trial that have no leg get one in this turn, if this request shows soon whether they work."""
+        """Let engines on trial that have no leg get one in this turn, if this request may be their trial."""
         for seat, stall in self.stalled.items():
-            if seat[0] == role and not stall.left and not self._owes_whole(asked, seat):
+            if seat[0] == role and stall.may_try(self._owes_whole(asked, seat)):
                 self._choice(seat).up[seat[1]] = not self._choice(seat).loads[seat[1]]
 
     def _need_all(self) -> None:

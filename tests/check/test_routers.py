@@ -15,7 +15,7 @@ from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.answer import Answer
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.conditional import Disaggregation
-from pdflow.routing.effects import AbortLeg, EngineSilent, ReportPrefill, ResumeAnswer
+from pdflow.routing.effects import AbortLeg, AskEngine, EngineSilent, ReportPrefill, ResumeAnswer
 from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll
@@ -25,7 +25,7 @@ from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Router
 from pdflow.routing.stalls import Awaited, Waiting
-from pdflow.routing.watching import WatchingRouter
+from pdflow.routing.watching import Stall, WatchingRouter, _waits_for
 from pdflow.version import compiled
 from pdflow_sim.check.routers.catalogue import SETTINGS
 from pdflow_sim.check.routers.findings import RouterFinding
@@ -74,8 +74,10 @@ def _stalls_as(kind: Literal["stopped", "hung"]) -> Patch:
     """Take every engine that stalls for one whose process is stopped, or whose GPU hangs."""
     stall = WatchingRouter._stall
 
-    def stalls(self: WatchingRouter, seat: Any, silences: Any, _: Any) -> bool:
-        return stall(self, seat, silences, frozenset() if kind == "stopped" else frozenset([self._info(seat).engine]))
+    def stalls(self: WatchingRouter, seat: Any, silences: Any, attempts: Any) -> bool:
+        for attempt in attempts:
+            self.waits[attempt.request_id].responded = kind == "hung"
+        return stall(self, seat, silences, attempts)
 
     return method(WatchingRouter, "_stall", stalls)
 
@@ -208,13 +210,23 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         RouterFinding.MEMBER,
     ),
     "a response counts for streams": (
-        method(Waiting, "checked", lambda self, *signs: setattr(self, "silent", 0 if any(signs) else self.silent + 1)),
+        method(Waiting, "checked", lambda self, active, responds, _: _checked(self, active, responds, True, True)),
         "aggregated engines that stall and owe whole answers",
         RouterFinding.NEEDLESS,
     ),
     "a response counts for no whole answer": (
-        method(Waiting, "checked", lambda self, active, _: setattr(self, "silent", 0 if active else self.silent + 1)),
+        method(Waiting, "checked", lambda self, active, *_: setattr(self, "silent", 0 if active else self.silent + 1)),
         "decode engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
+    "a response counts for no stream behind a whole answer": (
+        method(Waiting, "checked", lambda self, *signs: _checked(self, *signs, self.awaited is Awaited.WHOLE)),
+        "aggregated engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
+    "a response counts for a stream that has begun": (
+        method(Waiting, "checked", lambda self, *signs: _checked(self, *signs, True)),
+        "aggregated engines that stall and owe whole answers",
         RouterFinding.MEMBER,
     ),
     "a response ends every stall": (
@@ -228,6 +240,27 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         "aggregated engines that stall and owe whole answers",
         RouterFinding.ENGINE,
     ),
+    "only the last check shows whether an engine responds": (
+        method(Waiting, "checked", lambda self, *signs: _forgets_responses(self, *signs)),
+        "aggregated engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
+    "no whole answer is ever a trial": (
+        method(Stall, "may_try", lambda self, owes_whole: not (self.left or owes_whole)),
+        "aggregated engines that stall and are tried with whole answers",
+        RouterFinding.ENGINE,
+    ),
+    "an engine that stalls is not asked any more": (
+        method(WatchingRouter, "_asks", lambda self: _asks_those_waited_for(self)),
+        "decode engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
+    "no trial is offered": (
+        method(WatchingRouter, "_offer_trials", lambda *_: None), "engines that stall", RouterFinding.ENGINE,
+    ),
+    "a pause never ends": (
+        method(WatchingRouter, "_pause", lambda *_: None), "engines that stall", RouterFinding.MEMBER,
+    ),
     "a restarted engine stays stalled": (
         method(WatchingRouter, "_forget", lambda *_: None), "engines that stall and die", RouterFinding.MEMBER,
     ),
@@ -237,6 +270,24 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         RouterFinding.STUCK,
     ),
 }  # fmt: skip
+
+
+def _asks_those_waited_for(router: WatchingRouter) -> Any:
+    seats = {_waits_for(attempt) for attempt in router.attempts.values() if router.waits[attempt.request_id].silent}
+    return tuple(AskEngine(router._info(seat).engine) for seat in sorted(seats))
+
+
+CHECKED = Waiting.checked
+
+
+def _forgets_responses(waiting: Waiting, *signs: bool) -> None:
+    waiting.responded = False
+    CHECKED(waiting, *signs)
+
+
+def _checked(waiting: Waiting, active: bool, responds: bool, owes_whole: bool, counts: bool) -> None:
+    """Record a check of an engine, where a response counts if it owes a whole answer, and this holds."""
+    waiting.silent = 0 if active or (responds and owes_whole and counts) else waiting.silent + 1
 
 
 def _without_resumption(router: Router, attempt: Attempt, code: Code) -> AfterFailure:

@@ -182,6 +182,24 @@ def test_a_whole_answer_may_take_any_time_while_its_engine_responds(governed: Ma
 
 
 @pytest.mark.parametrize("alone", [False, True])
+def test_a_stream_behind_whole_answers_waits_while_its_engine_responds(governed: Make, alone: bool) -> None:
+    """An engine that runs nothing but whole answers sends nothing to a stream in its queue."""
+    options = {"aggregated": frozenset({0, 1})} if alone else {"d": 2}
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE, **options)
+    engine = "p-0" if alone else "d-0"
+    for request, streams in ((0, False), (1, True), (2, True)):
+        if alone:
+            router.handle(RequestArrived(request, streams=streams), 0)
+        else:
+            decoding(router, request, streams)
+    other = engine[0] + "-1"
+    assert not checked(router, other, responding=(engine,), times=20)
+    assert not checked(router, other, times=2)
+    assert states(checked(router, other)) == [(engine, "stalled")]
+    assert router.attempts.keys() == {"r0.2", "r1.1", "r2.2"}
+
+
+@pytest.mark.parametrize("alone", [False, True])
 def test_whole_answers_leave_an_engine_that_does_not_respond(governed: Make, alone: bool) -> None:
     options = {"aggregated": frozenset({0, 1})} if alone else {}
     router = governed(dispatch="sequential", max_attempts=2, stall=RULE, **options)
@@ -231,9 +249,10 @@ def test_a_stream_that_could_not_leave_a_stopped_engine_waits_anew_when_it_respo
 
 
 def test_an_engine_that_responds_while_its_gpu_hangs_is_stalled(governed: Make) -> None:
-    """Streams show it. Whole answers leave it with them, and no response ends its stall."""
-    router = governed(dispatch="sequential", max_attempts=2, policy="least-loaded", d=2, stall=RULE)
+    """Streams that have begun show it. Whole answers leave it with them, and no response ends its stall."""
+    router = governed(dispatch="sequential", max_attempts=2, policy="least-loaded", d=2, stall=RULE, resumes=True)
     decoding(router, 0, streams=True)
+    router.handle(FirstTokenDelivered(0, "r0.1"), 0)
     router.decode_choice.up[1] = False
     decoding(router, 1)
     router.decode_choice.up[1] = True
@@ -241,6 +260,17 @@ def test_an_engine_that_responds_while_its_gpu_hangs_is_stalled(governed: Make) 
     assert states(checked(router, responding=("d-0",))) == [("d-0", "stalled")]
     assert router.attempts.keys() == {"r0.2", "r1.2"}
     assert states(checked(router, "p-0", "p-1", "d-1", responding=("d-0",), times=10)) == [("d-0", "trial")]
+
+
+@pytest.mark.parametrize("check", [0, 1, 2])
+def test_one_response_shows_that_a_silent_engine_was_not_stopped(governed: Make, check: int) -> None:
+    """It may take longer than a check to respond while its GPU hangs."""
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE, resumes=True)
+    decoding(router, 0, streams=True)
+    for number in range(3):
+        effects = checked(router, responding=("d-0",) if number == check else ())
+    assert states(effects) == [("d-0", "stalled")]
+    assert states(checked(router, "p-0", "p-1", "d-1", responding=("d-0",), times=3)) == [("d-0", "trial")]
 
 
 def test_the_limit_of_whole_answers_is_what_was_usual(governed: Make) -> None:
@@ -252,10 +282,10 @@ def test_the_limit_of_whole_answers_is_what_was_usual(governed: Make) -> None:
     assert router.usual[Awaited.WHOLE].limit(LEARNS, 0) == FACTOR * 3
 
 
-def hung(router: Any) -> None:
+def hung(router: Any, responding: tuple[str, ...] = ()) -> None:
     """Let p-0 stall, and be on trial."""
     router.handle(RequestArrived(0), 0)
-    checked(router, times=3)
+    checked(router, responding=responding, times=3)
     checked(router, "p-1", times=3)
     assert router.stalled[("prefill", 0)].left == 0
 
@@ -299,6 +329,37 @@ def test_a_whole_answer_is_no_trial_of_a_decode_engine(governed: Make) -> None:
         assert leg.engine == engine
 
 
+def tried_with_a_whole_answer(router: Any) -> None:
+    """Let p-0, which is on trial and responds, get a whole answer, since no stream comes for a pause."""
+    hung(router, ("p-0",))
+    assert not checked(router, "p-1", responding=("p-0",), times=2)
+    (leg,) = router.handle(RequestArrived(100, streams=False), 0)
+    assert leg.engine == 1, "a stream may still come"
+    assert not checked(router, "p-1", responding=("p-0",))
+    (leg,) = router.handle(RequestArrived(101, streams=False), 0)
+    assert leg.engine == 0
+    (leg,) = router.handle(RequestArrived(102, streams=False), 0)
+    assert leg.engine == 1, "one at a time"
+
+
+def test_if_no_stream_comes_a_whole_answer_is_a_trial(governed: Make) -> None:
+    router = governed(policy="least-loaded", max_attempts=2, stall=RULE, aggregated=frozenset({0, 1}))
+    tried_with_a_whole_answer(router)
+    router.handle(PrefillAnswered("r101.1", answered("r101.1").params), 0)
+    assert states(checked(router, "p-0", "p-1")) == [("p-0", "answers")]
+
+
+def test_a_whole_answer_on_trial_has_as_long_as_the_pause(governed: Make) -> None:
+    """The GPU hangs still, and no response ends the trial."""
+    router = governed(policy="least-loaded", max_attempts=2, stall=RULE, aggregated=frozenset({0, 1}))
+    tried_with_a_whole_answer(router)
+    pause = router.stalled[("prefill", 0)].pause
+    assert not checked(router, "p-1", responding=("p-0",), times=pause)
+    assert states(checked(router, "p-1", responding=("p-0",))) == [("p-0", "stalled")]
+    assert router.stalled[("prefill", 0)].pause == 2 * pause
+    assert "r101.2" in router.attempts
+
+
 @pytest.mark.parametrize("resumable", [False, True])
 def test_an_answer_that_cannot_be_resumed_waits(governed: Make, resumable: bool) -> None:
     router = governed(dispatch="sequential", max_attempts=2, stall=RULE, resumes=True)
@@ -336,6 +397,24 @@ def test_a_survived_stall_teaches_nothing(governed: Make) -> None:
     assert len(states(checked(router, times=200))) == 1
     router.handle(answered("r100.2", 1), 0)
     assert router.usual[Awaited.PROMPT].limit(LEARNS, 10) == before
+
+
+@pytest.mark.parametrize("d", [1, 2])
+def test_an_outage_teaches_nothing(governed: Make, d: int) -> None:
+    """All engines are silent, so none stalls; and their answers end well at last."""
+    router = governed(p=1, d=d, dispatch="sequential", max_attempts=2, stall=LEARNS)
+    for request in range(ENOUGH):
+        serve(router, request)
+    for request in range(100, 102):
+        decoding(router, request, streams=True)
+        router.handle(FirstTokenDelivered(request, f"r{request}.1"), 0)
+    for _ in range(ENOUGH):
+        router.usual[Awaited.NEXT].observe(0, 0)
+    before = router.usual[Awaited.NEXT].limit(LEARNS, 0)
+    assert not checked(router, times=50)
+    for request in range(100, 102):
+        router.handle(DecodeEnded(f"r{request}.1"), 0)
+    assert router.usual[Awaited.NEXT].limit(LEARNS, 0) == before
 
 
 def test_prompts_that_were_in_a_cache_do_not_shorten_the_limit_of_others() -> None:

@@ -34,6 +34,7 @@ from pdflow.routing.events import (
     RequestArrived,
 )
 from pdflow.routing.heartbeats import Seat
+from pdflow.routing.watching import LONGEST_PAUSE
 from pdflow_sim.check.routers.findings import RouterFinding
 from pdflow_sim.check.routers.setting import RouterSetting
 from pdflow_sim.check.search.forward import Violation
@@ -63,6 +64,30 @@ class CountedLeg(NamedTuple):
     """Its answer is dropped: the leg does not end, and must be aborted."""
     whole: bool = False
     """The last piece of its answer has arrived, and its end has not."""
+    delivered: bool = False
+    """The router knows that the client has the first token of its answer."""
+
+
+class CountedWait(NamedTuple):
+    """The wait of an open attempt."""
+
+    seat: Seat
+    silent: int = 0
+    """The checks since in which the engine has given no sign of work."""
+    responded: bool = False
+    """It responded at one of them."""
+
+
+class CountedStall(NamedTuple):
+    """An engine that has stalled."""
+
+    pause: int
+    """Checks before it is tried."""
+    hung: bool
+    """It responded at a check of the silence after which it stalled."""
+    on_trial: bool = False
+    checks: int = 0
+    """Checks of its pause so far; on trial those without a leg, up to the length of the pause."""
 
 
 class Begun(NamedTuple):
@@ -106,15 +131,12 @@ class RouterAccount:
         """The names of prefix blocks that each engine has."""
         self.late = setting.late
         """How many legs may still end at the moment at which they are aborted."""
-        self.stalled: dict[Seat, Literal["pause", "trial"]] = {}
-        self.hung: frozenset[Seat] = frozenset()
-        """Those of the stalled engines that responded when they stalled."""
+        self.stalled: dict[Seat, CountedStall] = {}
         self.questions: frozenset[EngineId] = frozenset()
         """Engines that have been asked since the last check whether they respond."""
         self.earlier_questions: frozenset[EngineId] = frozenset()
         """Engines that had been asked before this check."""
-        self.waits: dict[RequestId, tuple[Seat, int]] = {}
-        """The engine that each open attempt waits for, and the checks since in which it had given no sign of work."""
+        self.waits: dict[RequestId, CountedWait] = {}
         self.was_up: dict[Seat, bool] = {}
         """Engines that might get legs, were on trial, or were at work again, when they were checked."""
         self.event: Any = None
@@ -245,27 +267,42 @@ class RouterAccount:
         whole = not asked.streams and not asked.prefill_only
         return whole and (seat[0] == "decode" or seat[1] in self.setting.aggregated)
 
+    def response_counts(self, name: RequestId, seat: Seat) -> bool:
+        """Whether a response of the engine that an attempt waits for shows that it may be at work for it: it has not
+        stalled, and owes the attempt a whole answer, or owes one to another, behind which this one may be queued."""
+        if seat in self.stalled:
+            return False
+        if self.owes_whole(self.asked(name), seat):
+            return True
+        others = [each for each in self.open_names() if self.waits_for(each) == seat]
+        return not self.legs[seat[0], name].delivered and any(
+            self.owes_whole(self.asked(each), seat) for each in others
+        )
+
     def works(self, engine: EngineId, event: EnginesChecked) -> bool:
         """Whether a check shows that an engine is at work: it has sent something, or it was stopped, and responds."""
         seat = self.seat_of(engine)
-        was_stopped = seat in self.stalled and seat not in self.hung
+        was_stopped = seat in self.stalled and not self.stalled[seat].hung
         return engine in event.active or (engine in event.responding and was_stopped)
 
     def _checked(self, event: EnginesChecked) -> None:
         self.earlier_questions, self.questions = self.questions, frozenset()
         again = [seat for seat in self.stalled if self.works(self.infos[seat].engine, event)]
-        trials = [seat for seat, state in self.stalled.items() if state == "trial"]
+        trials = [seat for seat, stall in self.stalled.items() if stall.on_trial]
+        for seat, stall in self.stalled.items():
+            if not stall.on_trial or not self.loads(seat[0])[seat[1]]:
+                self.stalled[seat] = stall._replace(checks=min(stall.checks + 1, stall.pause))
         self.was_up = {seat: self.is_up(seat) or seat in trials or seat in again for seat in self.infos}
-        waits: dict[RequestId, tuple[Seat, int]] = {}
+        waits: dict[RequestId, CountedWait] = {}
         for name in self.open_names():
             seat = self.waits_for(name)
-            before = self.waits.get(name, (seat, 0))
-            silent = before[1] if before[0] == seat else 0
+            before = self.waits.get(name, CountedWait(seat))
+            if before.seat != seat:
+                before = CountedWait(seat)
             engine = self.infos[seat].engine
-            works = self.works(engine, event) or (
-                engine in event.responding and self.owes_whole(self.asked(name), seat)
-            )
-            waits[name] = seat, 0 if works else silent + 1
+            works = self.works(engine, event) or (engine in event.responding and self.response_counts(name, seat))
+            responded = before.responded or engine in event.responding
+            waits[name] = CountedWait(seat) if works else CountedWait(seat, before.silent + 1, responded)
         self.waits = waits
 
     def _sent_first(self, name: RequestId) -> None:
@@ -274,19 +311,23 @@ class RouterAccount:
             seat = self.waits_for(name)
             alone = self.asked(name).prefill_only or seat[1] in self.setting.aggregated
             if seat[0] == "decode" or alone:
-                self.waits[name] = seat, 0
+                self.waits[name] = CountedWait(seat)
+        key: LegKey = ("decode" if ("decode", name) in self.legs else "prefill", name)
+        if key in self.legs and self.setting.rules.stall is not None:
+            self.legs[key] = self.legs[key]._replace(delivered=True)
 
     def may_try(self, role: Role, engine: int, name: RequestId, asked: RequestArrived) -> bool:
         """Whether this attempt may be the trial of an engine that stalled: it can go elsewhere, and shows soon whether
-        the engine is at work."""
+        the engine is at work, or none that does has come for a pause, and no response is to end the stall."""
         first = name.endswith(".1") and isinstance(self.event, RequestArrived | PrefillAnswered)
-        shows = not self.owes_whole(asked, (role, engine))
-        return self.stalled.get((role, engine)) == "trial" and not self.loads(role)[engine] and first and shows
+        stall = self.stalled.get((role, engine))
+        if stall is None or not stall.on_trial or not first or self.loads(role)[engine]:
+            return False
+        return (stall.hung and stall.checks >= stall.pause) or not self.owes_whole(asked, (role, engine))
 
     def _forget(self, seat: Seat) -> None:
         """Forget that an engine had stalled."""
         self.stalled.pop(seat, None)
-        self.hung -= {seat}
 
     def never_stalled(self, role: Role) -> list[int]:
         """Return the engines of a role that are up and have not stalled."""
@@ -364,7 +405,7 @@ class RouterAccount:
 
     def asks(self, effect: AskEngine) -> None:
         seat = self.seat_of(effect.engine)
-        if seat not in self.stalled and not any(at == seat and silent for at, silent in self.waits.values()):
+        if seat not in self.stalled and not any(wait.seat == seat and wait.silent for wait in self.waits.values()):
             raise Violation(RouterFinding.MEMBER, f"{effect.engine} is asked, and is neither stalled nor silent")
         self.questions |= {effect.engine}
 
@@ -374,22 +415,23 @@ class RouterAccount:
         role, before = seat[0], self.stalled.get(seat)
         match effect.state:
             case "stalled":
-                self.stalled[seat] = "pause"
-                if (
-                    not self.exceeds(seat)
-                    or before == "pause"
-                    or not self.never_stalled(role)
-                    or self.most_silent(role)
-                ):
+                exceeds, asked = self.exceeds(seat), not self.was_to_be_asked(seat)
+                waits = [wait for wait in self.waits.values() if wait.seat == seat]
+                silence = max((wait.silent for wait in waits), default=0)
+                pause = min(silence if before is None else 2 * before.pause, LONGEST_PAUSE)
+                self.stalled[seat] = CountedStall(pause, any(wait.responded for wait in waits))
+                paused = before is not None and not before.on_trial
+                if not exceeds or paused or not self.never_stalled(role) or self.most_silent(role):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled: {self.waits}")
-                if effect.engine not in self.earlier_questions and self.owes_only_whole(seat):
+                if effect.engine not in self.earlier_questions and not asked:
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled, and was not asked")
-                self.hung = self.hung - {seat} | ({seat} if effect.engine in event.responding else frozenset())
             case "trial":
-                if before != "pause" or not isinstance(event, EnginesChecked):
+                if before is None or before.on_trial or before.checks < before.pause:
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is tried, and is {before or 'up'}")
-                self.stalled[seat] = "trial"
-                self.waits = {name: (at, 0 if at == seat else count) for name, (at, count) in self.waits.items()}
+                self.stalled[seat] = before._replace(on_trial=True, checks=0)
+                self.waits = {
+                    name: CountedWait(seat) if wait.seat == seat else wait for name, wait in self.waits.items()
+                }
             case "answers":
                 works = isinstance(event, EnginesChecked) and self.works(effect.engine, event)
                 if before is None or not (works or not self.never_stalled(role)):
@@ -401,13 +443,21 @@ class RouterAccount:
         known = [engine for engine in self.engines(role) if self.was_up.get((role, engine))]
         return 2 * sum(self.exceeds((role, engine)) for engine in known) > len(known)
 
-    def owes_only_whole(self, seat: Seat) -> bool:
-        return all(self.owes_whole(self.asked(name), seat) for name, (at, _) in self.waits.items() if at == seat)
+    def was_to_be_asked(self, seat: Seat) -> bool:
+        """Whether a response would have counted for all that waits for an engine."""
+        return all(self.response_counts(name, seat) for name, wait in self.waits.items() if wait.seat == seat)
 
     def exceeds(self, seat: Seat) -> bool:
-        """Whether an attempt has waited for this engine for too long."""
-        rule = self.setting.rules.stall
-        return rule is not None and any(at == seat and silent > rule.least for at, silent in self.waits.values())
+        """Whether an attempt has waited for this engine for too long. A whole answer on trial has as long as the
+        pause."""
+        rule, stall = self.setting.rules.stall, self.stalled.get(seat)
+        if rule is None:
+            return False
+        waits = {name: wait.silent for name, wait in self.waits.items() if wait.seat == seat}
+        least = rule.least
+        if stall is not None and stall.on_trial and any(self.owes_whole(self.asked(name), seat) for name in waits):
+            least = max(least, stall.pause)
+        return any(silent > least for silent in waits.values())
 
     def closed(self) -> Iterator[Begun]:
         """Yield the attempts without an open leg, of requests that wait."""

@@ -1,5 +1,5 @@
-"""What every choice of an engine must satisfy, whatever the policy: it is up, it is not the one that just failed if
-there is another, and it is as good as the policy promises."""
+"""What every choice of an engine must satisfy, whatever the policy: it is up or on trial, it is not the one that just
+failed if there is another, and it is as good as the policy promises."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from pdflow_sim.check.search.forward import Violation
 def check_choice(account: RouterAccount, role: Role, engine: int, name: RequestId, asked: RequestArrived) -> int:
     """Check the choice of an engine for a leg, and return the tokens that the leg adds to what waits there. Raises
     Violation."""
-    up = account.up(role)
+    tried = [each for each in account.engines(role) if account.may_try(role, each, name, asked)]
+    up = sorted([*account.up(role), *tried])
     leg = f"the {role} leg of {name} goes to engine {engine}"
-    if engine not in up and not account.may_try(role, engine, name, asked):
+    if engine not in up:
         raise Violation(RouterFinding.ENGINE, f"{leg}, which is not in")
     before = avoided(account, role, asked.request)
     others = [each for each in up if each not in before] or [engine]

@@ -326,17 +326,22 @@ def _check_engines(account: RouterAccount, router: GovernedRouter) -> None:
 
 def _check_stalls(account: RouterAccount) -> None:
     """Check that an engine that has been silent for too long gets nothing more, that requests do not wait for it that
-    may go elsewhere, and that one that is at work again is trusted."""
+    may go elsewhere, and that one that is at work again is trusted, or at least tried after its pause."""
     event = account.event
     if not isinstance(event, EnginesChecked):
         return
-    for seat in account.stalled:
-        if account.works(account.infos[seat].engine, event):
-            raise Violation(RouterFinding.MEMBER, f"{account.infos[seat].engine} works, and is taken for stalled")
-    for name, (seat, _) in account.waits.items():
-        role, index = seat
+    for seat, stall in account.stalled.items():
+        engine = account.infos[seat].engine
+        if account.works(engine, event):
+            raise Violation(RouterFinding.MEMBER, f"{engine} works, and is taken for stalled")
+        if not stall.on_trial and stall.checks >= stall.pause:
+            raise Violation(RouterFinding.MEMBER, f"{engine} has paused for {stall.checks} checks, and is not tried")
+        if not stall.hung and engine not in account.questions:
+            raise Violation(RouterFinding.MEMBER, f"{engine} was stopped, and is not asked whether it responds")
+    for name, wait in account.waits.items():
+        role, index = seat = wait.seat
         others = [engine for engine in account.never_stalled(role) if engine != index]
-        if not others or not account.exceeds(seat) or account.most_silent(role) or account.stalled.get(seat) == "trial":
+        if not others or not account.exceeds(seat) or account.most_silent(role):
             continue
         if name in account.open_names() and account.waits_for(name) == seat:
             request = account.attempts[name].request
