@@ -23,6 +23,8 @@ ENCRYPTED_BYTES: Final = 64 << 10
 """The most that is received, or encrypted, at once."""
 RECORD_BYTES: Final = 16 << 10
 """The most of one TLS record (RFC 8446 5.1)."""
+ABOUT_CERTIFICATES: Final = ("certificate", "unknown ca", "access denied")
+"""Alerts by which a peer refuses a certificate have one of these in their names (RFC 8446 6)."""
 _WRONG_TIME: Final = (9, 10)
 """X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (openssl/x509_vfy.h)."""
 
@@ -252,7 +254,7 @@ def failure_text(error: ssl.SSLError, authority: str = "") -> str:
     if reason == "wrong version number":
         return "the server answers without TLS"
     alert = reason.partition(" alert ")[2]
-    if alert and any(word in alert for word in ("certificate", "unknown ca", "access denied")):
+    if any(text in alert for text in ABOUT_CERTIFICATES):
         return f"the server refuses this side's certificate: {alert}"
     return f"the server ended the handshake: {alert}" if alert else reason
 

@@ -31,7 +31,8 @@ from pdflow_runtime.security.tls import log_tls_failure
 
 log = logging.getLogger(__name__)
 
-PATIENCE: Final = 4
+LIMITS_ASKED: Final = 4
+"""A question is given up after so many of the shortest limits."""
 UNREACHABLE: Final = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
 """Errors of a connection that nobody has answered."""
 
@@ -87,7 +88,7 @@ class EngineChecks:
         rule, at = self.router.rules.stall, address.http
         assert rule is not None
         try:
-            with trio.move_on_after(PATIENCE * rule.least * rule.check_ns / S):
+            with trio.move_on_after(LIMITS_ASKED * rule.least * rule.check_ns / S):
                 async with self._client.request("GET", at.host, at.port, "/health") as response:
                     self.responding.add(address.engine)
                     await response.read()
