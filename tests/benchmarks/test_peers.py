@@ -271,7 +271,7 @@ def test_own_times_without_the_peer_are_ours() -> None:
         assert 0 < without_host["ITL"] < tables["ITL"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_the_peers_ours_is_shown_and_how_to_have_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,7 @@ def test_two_routers_share_the_engines() -> None:
     assert all(figures[f"requests/s, {legs}"] > 0 for legs in ("one leg", "P and D"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_protection_of_requests_is_measured() -> None:
     with link_security.variants() as made:
         for variant in made.values():
