@@ -29,8 +29,8 @@ COARSER = {
     "05_a_dead_d": {"SEEDS = range(1, 6)": "SEEDS = range(1, 3)"},
     "06_one_more_dollar": {},
 }
-"""By day, fewer runs than a notebook makes: answers are coarser, and what it asserts of them must hold as well. One that
-has no fewer runs to make is run at night."""
+"""By day, fewer runs than a notebook makes: answers are coarser, and what it asserts of them must hold as well. One
+without fewer runs is run at night."""
 BY_DAY = pytest.mark.parametrize(
     "path", [path for path in NOTEBOOKS if COARSER.get(path.stem)], ids=lambda path: path.stem
 )
