@@ -20,7 +20,7 @@ import trio
 from pdflow_runtime.http.descriptors import EXHAUSTION
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import Headers, head
-from pdflow_runtime.http.response import Response, read_head
+from pdflow_runtime.http.response import Response, broken, read_head
 from pdflow_runtime.http.sockets import close, connect, receive_now, send_all, silent, system_reason
 from pdflow_runtime.http.tls_socket import TlsNow, failure_text, opened_with
 
@@ -128,7 +128,7 @@ def _refusal(sock: socket.socket) -> UpstreamError | None:
     try:
         receive_now(sock)
     except ssl.SSLError as error:
-        return UpstreamError("tls", f"the request was not sent: {failure_text(error)}")
+        return broken(error, "the request was not sent", began=False)
     except OSError:
         pass
     return None

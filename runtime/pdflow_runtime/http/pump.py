@@ -45,10 +45,8 @@ _pumps: Final = trio.lowlevel.RunVar["Pump"]("pdflow's pump")
 async def carry(sock: socket.socket, take: Take) -> None:
     """Give `take` what the socket receives until it returns False. An exception of `take` is raised here, as is
     OSError."""
-    while is_buffered(sock):
-        data = receive_now(sock)
-        if data is not None and not take(data):
-            return
+    if is_buffered(sock) and not _pass_on(sock, take):
+        return
     try:
         pump = _pumps.get()
     except LookupError:
@@ -69,7 +67,7 @@ class Pump(trio.abc.Instrument):
         """The task that closes the epoll at the end."""
         self._failure: BaseException | None = None
         self._woken = False
-        """Whether trio has been told not to wait, since a task has become runnable."""
+        """Whether trio is kept from waiting, since a task has become runnable."""
         if self._trio is not None:
             self._epoll.register(self._trio, select.EPOLLIN)
             trio.lowlevel.add_instrument(self)
@@ -153,14 +151,8 @@ class Pump(trio.abc.Instrument):
     def _step(self, fd: int) -> None:
         flow = task, sock, take = self._flows[fd]
         try:
-            while True:
-                data = receive_now(sock)
-                if data is None:
-                    return
-                if not take(data):
-                    break
-                if not is_buffered(sock):
-                    return
+            if _pass_on(sock, take):
+                return
             result: outcome.Outcome[None] = outcome.Value(None)
         except Exception as error:
             result = outcome.Error(error)
@@ -179,6 +171,16 @@ class Pump(trio.abc.Instrument):
         del self._flows[fd]
         with suppress(OSError, ValueError):  # the run ends, and the epoll was closed before
             self._epoll.unregister(fd)
+
+
+def _pass_on(sock: socket.socket, take: Take) -> bool:
+    """Give `take` what is there now, decrypted bytes included; False if it takes no more for now."""
+    while (data := receive_now(sock)) is not None:
+        if not take(data):
+            return False
+        if not is_buffered(sock):
+            break
+    return True
 
 
 def _nothing() -> None:

@@ -82,7 +82,7 @@ class Response:
             try:
                 data = await receive(self._sock)
             except OSError as error:
-                raise _broken(error) from error
+                raise broken(error) from error
         self.accept(data)
         return data
 
@@ -94,7 +94,7 @@ class Response:
         try:
             await carry(self._sock, take)
         except OSError as error:
-            raise _broken(error) from error
+            raise broken(error) from error
 
     def accept(self, data: bytes) -> None:
         """Take the next bytes that came, b"" for the end of the connection. UpstreamError if the answer is malformed or
@@ -165,9 +165,7 @@ class Response:
             self._keep_alive = self._parser.should_keep_alive()
 
 
-def _broken(
-    error: OSError, what: str = "the connection broke during the response", began: bool = True
-) -> UpstreamError:
+def broken(error: OSError, what: str = "the connection broke during the response", began: bool = True) -> UpstreamError:
     """Return what follows from an error of the socket. A server with TLS 1.3 refuses the client's certificate after the
     handshake has ended for the client."""
     if isinstance(error, ssl.SSLError):
@@ -195,7 +193,7 @@ async def read_head(sock: socket.socket, limit_bytes: int) -> Response:
         try:
             more = await receive(sock)
         except OSError as error:
-            raise _broken(error, "no response", began) from error
+            raise broken(error, "no response", began) from error
         if not more:
             raise UpstreamError("closed", "the peer closed the connection before its response", began=began)
         began = True
