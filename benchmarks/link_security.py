@@ -38,6 +38,7 @@ from pdflow_runtime.router import front
 from pdflow_runtime.security.local_secret import new_secret
 from pdflow_runtime.security.secret import VARIABLE
 from pdflow_runtime.security.tls import KEYS
+from tests.runtime.support.certificates import certify
 
 STREAMS: Final = 32
 
@@ -54,7 +55,7 @@ def variants() -> Iterator[dict[str, Variant]]:
     """Run engines for all variants."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        certify(folder)
+        certify(folder, trustme.CA())
         plain = stack.enter_context(engines())
         tls = stack.enter_context(engines("--tls", str(folder)))
         unix = stack.enter_context(engines("--unix", str(folder)))
@@ -68,15 +69,6 @@ def variants() -> Iterator[dict[str, Variant]]:
             "TLS, signed": Variant(Launch(overrides=files, environment=signed), tls),
             "Unix": Variant(Launch(over_unix, environment={}), unix),
         }
-
-
-def certify(folder: Path) -> None:
-    """Write an authority, and one certificate of it for router and engines."""
-    authority = trustme.CA()
-    issued = authority.issue_cert("127.0.0.1")
-    authority.cert_pem.write_to_path(folder / "tls_ca")
-    issued.cert_chain_pems[0].write_to_path(folder / "tls_cert")
-    issued.private_key_pem.write_to_path(folder / "tls_key")
 
 
 async def measured(variant: Variant, load: Load) -> dict[str, float]:

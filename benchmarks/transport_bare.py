@@ -319,6 +319,7 @@ def standin_sink(ident: str) -> None:
 BARE: dict[str, Callable[[list[Descriptor]], Bare]] = {
     "shm": bare_copy,
     "tcp": bare_socket,
+    "tcp by TLS": bare_socket,
     "nixl": bare_nixl,
     "mooncake": bare_mooncake,
     "nccl stand-in": bare_standin,

@@ -7,6 +7,7 @@ many bytes in one piece, and with the same pieces:
 
     shm       memmove between two mapped files, in a loop in C (in Python where there is no gcc)
     tcp       sendmsg and recvmsg_into of those pieces by two plain loops, with one byte back
+    tcp by TLS  the same, without TLS
     nixl      a READ of NIXL's from another process that polls all the time; UCX_NET_DEVICES is lo unless set
     mooncake  READs of the Transfer Engine's, at most 256 pieces at once, waited for as its own tools do
     nccl stand-in   the stand-in's own send and receive, which know no pieces; it says nothing of NCCL
@@ -46,11 +47,13 @@ from pdflow_runtime.transports.nccl.transport import NcclTransport
 from pdflow_runtime.transports.nixl import NixlTransport
 from pdflow_runtime.transports.shm import ShmTransport
 from pdflow_runtime.transports.tcp import TcpTransport
+from tests.runtime.support.certificates import cluster_tls
 
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
 KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]] = {
     "shm": ShmTransport,
     "tcp": TcpTransport,
+    "tcp by TLS": partial(TcpTransport, tls=cluster_tls()),
     "nixl": NixlTransport,
     "mooncake": MooncakeTransport,
     "nccl stand-in": partial(NcclTransport, library=StandIn()),

@@ -105,8 +105,8 @@ class Serve:
     tls_cert: str | None = field(
         default=None,
         metadata=field_doc(
-            "file with this process's certificate (PEM), relative to the scenario file; connections between ranks and "
-            "requests of the router to engines then use TLS. It is read again when it changes",
+            "file with this process's certificate (PEM), relative to the scenario file; connections between ranks, KV "
+            "over tcp and requests of the router to engines then use TLS. It is read again when it changes",
             NOT_EMPTY,
         ),
     )

@@ -31,8 +31,8 @@ from pdflow_runtime.bench.sender import RequestTarget, Sender
 from pdflow_runtime.bench.talk import Talk
 from pdflow_runtime.bench.target import model_of, server_of
 from pdflow_runtime.http.client import HttpClient
-from pdflow_runtime.http.tls_socket import client_context
 from pdflow_runtime.process.processes import leaves
+from pdflow_runtime.tls_socket import client_context
 
 IDLE_CONNECTIONS = 4_096
 """Kept for the next requests."""

@@ -26,13 +26,13 @@ from pdflow_runtime.calibrate.steps import StepFit, TooFewStepsError, fit_steps,
 from pdflow_runtime.calibrate.traffic import drawn, rate_at
 from pdflow_runtime.clock import now_ns, wall_offset_ns
 from pdflow_runtime.http.client import HttpClient
-from pdflow_runtime.http.tls_socket import client_context
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import is_synthetic, open_prompts
 from pdflow_runtime.observe.event_log import Moved, Page, RequestReceived
 from pdflow_runtime.process.addresses import reached_at, url_of
 from pdflow_runtime.process.processes import leaves
 from pdflow_runtime.security.client_tls import uses_tls
+from pdflow_runtime.tls_socket import client_context
 
 BUSY: Final = 0.35
 """Share of the time for which engines are busy while hops and messages are measured."""

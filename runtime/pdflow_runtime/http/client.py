@@ -22,7 +22,7 @@ from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import Headers, head
 from pdflow_runtime.http.response import Response, broken, read_head
 from pdflow_runtime.http.sockets import close, connect, receive_now, send_all, silent, system_reason
-from pdflow_runtime.http.tls_socket import TlsNow, failure_text, opened_with
+from pdflow_runtime.tls_socket import TlsNow, failure_text, opened_with
 
 
 class HttpClient:

@@ -30,7 +30,7 @@ from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal, head,
 from pdflow_runtime.http.parsing import RequestParser
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import RECEIVE_BYTES, close, receive, send_all, send_now, silent, system_reason
-from pdflow_runtime.http.tls_socket import PlainHttpError, TlsSocket, is_refusal
+from pdflow_runtime.tls_socket import PlainHttpError, TlsSocket, is_refusal
 
 _log = logging.getLogger(__name__)
 

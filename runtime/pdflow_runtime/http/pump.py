@@ -28,7 +28,7 @@ from trio.lowlevel import Abort, current_task, notify_closing, reschedule, wait_
 from pdflow.protocol.values import S
 from pdflow_runtime.clock import deadline_of, now_ns, stopwatch_ns
 from pdflow_runtime.http.sockets import receive_now
-from pdflow_runtime.http.tls_socket import is_buffered
+from pdflow_runtime.tls_socket import is_buffered
 
 Take: TypeAlias = Callable[[bytes], bool]
 """Takes the next bytes, b"" for the end, without waiting. False: no more for now, as it must return for the end. It may

@@ -18,7 +18,7 @@ from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import Header, Headers, first
 from pdflow_runtime.http.pump import Take, carry
 from pdflow_runtime.http.sockets import receive
-from pdflow_runtime.http.tls_socket import failure_text
+from pdflow_runtime.tls_socket import failure_text
 
 _HEAD_END = b"\r\n\r\n"
 

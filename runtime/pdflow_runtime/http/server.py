@@ -27,7 +27,7 @@ from pdflow_runtime.http.errors import OpenAIError
 from pdflow_runtime.http.messages import HttpLimits, HttpRequest, Refusal
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.sockets import close, send_now, tuned
-from pdflow_runtime.http.tls_socket import TlsNow, accepted_with
+from pdflow_runtime.tls_socket import TlsNow, accepted_with
 
 RequestHandler: TypeAlias = Callable[[HttpRequest, Responder], Awaitable[None]]
 

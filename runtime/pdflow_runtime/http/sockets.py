@@ -11,7 +11,7 @@ import socket
 import trio
 from trio.lowlevel import notify_closing, wait_readable, wait_writable
 
-from pdflow_runtime.http.tls_socket import is_buffered
+from pdflow_runtime.tls_socket import is_buffered
 
 RECEIVE_BYTES = 64 << 10
 

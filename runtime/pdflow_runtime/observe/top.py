@@ -15,11 +15,11 @@ from rich.text import Text
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
-from pdflow_runtime.http.tls_socket import client_context
 from pdflow_runtime.observe.router_figures import Rates, RouterFigures, rates
 from pdflow_runtime.process.processes import run_to_exit_code
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.security.signed import operators_signer
+from pdflow_runtime.tls_socket import client_context
 
 STATE: Final = "/admin/state"
 ONCE_S: Final = 1.0

@@ -49,7 +49,7 @@ from pdflow_runtime.store.api import StoreApi
 from pdflow_runtime.store.build import store_node, stores_of
 from pdflow_runtime.transports.at_host import AtHost
 from pdflow_runtime.transports.base import MakeTransport
-from pdflow_runtime.transports.named import caution_of, transport_named
+from pdflow_runtime.transports.named import WITHIN_ONE_HOST, caution_of, transport_named
 
 log = logging.getLogger("pdflow_runtime.process.worker")  # not __name__, which is __main__ in its own process
 MakeApi: TypeAlias = Callable[[Coordinates, Gate, Callable[[], None]], RequestHandler]
@@ -66,7 +66,7 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     if not child and (caution := caution_of(scenario.serve.transport)) is not None:
         log.warning("%s", caution)
     listeners = listening(scenario), listening(scenario)
-    builder = LiveBuilder(scenario, transport_at(scenario))
+    builder = LiveBuilder(scenario, transport_at(scenario, tls))
     node, make_api = opened(builder, name)
     node.secured_by(secret, tls)
     gate = Gate(secret, name, incarnation=node.config.incarnation)
@@ -167,20 +167,21 @@ def listening(scenario: ResolvedScenario) -> socket.socket:
     raise ScenarioError([Problem(scenario.path, "serve.engine_host", f"{host} {problem}")])
 
 
-def transport_at(scenario: ResolvedScenario) -> MakeTransport:
+def transport_at(scenario: ResolvedScenario, tls: Tls | None) -> MakeTransport:
     """Return the transport of the scenario, at this engine's address. ScenarioError."""
     serve_config = scenario.serve
-    made = transport_named(serve_config.transport)
-    if is_loopback(serve_config.engine_host):
+    name, host = serve_config.transport, serve_config.engine_host
+    made = transport_named(name)
+    if is_loopback(host) and (tls is None or name in WITHIN_ONE_HOST):
         return made
-    if serve_config.transport == "shm" or (serve_config.transport == "nccl" and not gpus()):
-        what = "shm" if serve_config.transport == "shm" else "nccl without a GPU (the stand-in)"
+    stands_in = name == "nccl" and not gpus()
+    if not is_loopback(host) and (name in WITHIN_ONE_HOST or stands_in):
         problem = (
-            f"{what} works within one host only, and serve.engine_host is {serve_config.engine_host}; "
-            "between hosts use tcp, nixl or mooncake"
+            f"{name}{' without a GPU (the stand-in)' if stands_in else ''} works within one host only, and "
+            f"serve.engine_host is {host}; between hosts use tcp, nixl or mooncake"
         )
         raise ScenarioError([Problem(scenario.path, "serve.transport", problem)])
-    return AtHost(made, serve_config.engine_host)
+    return AtHost(made, host, tls)
 
 
 async def still(node: RankedNode) -> None:

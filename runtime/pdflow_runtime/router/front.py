@@ -33,7 +33,6 @@ from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import serve_http
 from pdflow_runtime.http.sockets import listen
-from pdflow_runtime.http.tls_socket import TlsNow
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
 from pdflow_runtime.observe.access_log import AccessLog, logged
@@ -74,6 +73,7 @@ from pdflow_runtime.security.secret import local_secret, secret_beyond_loopback,
 from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.security.tls import cluster_client, tls_of
 from pdflow_runtime.store.build import stores_of
+from pdflow_runtime.tls_socket import TlsNow
 from pdflow_runtime.transports.named import transport_named
 
 log = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import trio
 
-from pdflow.errors import Problem, ScenarioError
+from pdflow.errors import PdflowError, Problem, ScenarioError
 from pdflow.protocol.values import Instant
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.clock import now_ns
@@ -61,29 +61,35 @@ class Tls:
 def tls_of(scenario: ResolvedScenario, clock: Callable[[], Instant] = now_ns) -> Tls | None:
     """Return TLS by the files of [serve]; None if it names none. ScenarioError if only some are named, or a file cannot
     be used."""
-    serve_config = scenario.serve
-    named = {key: value for key in KEYS if (value := getattr(serve_config, key)) is not None}
+
+    def failure(key: str, problem: str) -> ScenarioError:
+        return ScenarioError([Problem(scenario.path, f"serve.{key}", problem)])
+
+    given = {key: getattr(scenario.serve, key) for key in KEYS}
+    return tls_by({key: value and scenario.base_dir / value for key, value in given.items()}, failure, clock)
+
+
+def tls_by(
+    files: Mapping[str, Path | None], failure: Callable[[str, str], PdflowError], clock: Callable[[], Instant] = now_ns
+) -> Tls | None:
+    """Return TLS by these files, one for each of KEYS; None if there are none. Args: `failure` makes the error that is
+    raised if only some are given, or one cannot be used, of its key and the problem."""
+    named = [path for key in KEYS if (path := files[key]) is not None]
     if not named:
         return None
-    if missing := [key for key in KEYS if key not in named]:
-        raise ScenarioError(
-            [
-                Problem(scenario.path, f"serve.{key}", "is missing: TLS needs tls_cert, tls_key and tls_ca")
-                for key in missing
-            ]
-        )
-    files = [scenario.base_dir / named[key] for key in KEYS]
+    for key in KEYS:
+        if files[key] is None:
+            raise failure(key, "is missing: TLS needs tls_cert, tls_key and tls_ca")
 
     def read() -> Contexts:
         try:
-            contexts = Contexts(*(_context(kind, files) for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)))
+            contexts = Contexts(*(_context(kind, named) for kind in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)))
             _try(contexts)
             return contexts
         except OSError as error:
-            shown = ", ".join(map(str, files))
-            raise ScenarioError([Problem(scenario.path, "serve.tls_cert", f"{shown}: {error}")]) from None
+            raise failure(KEYS[0], f"{', '.join(map(str, named))}: {error}") from None
 
-    return Tls(Reloaded("certificate of the cluster", files, read, clock))
+    return Tls(Reloaded("certificate of the cluster", named, read, clock))
 
 
 def cluster_client(tls: Tls | None) -> HttpClient:
@@ -124,4 +130,7 @@ def _context(kind: int, files: Sequence[Path]) -> ssl.SSLContext:
     # With an empty password: one that is needed would else be asked for at the terminal.
     context.load_cert_chain(cert, key, password="")
     context.load_verify_locations(authority)
+    if kind is ssl.PROTOCOL_TLS_SERVER:
+        # A client that closes before it has read them would reset the connection, and lose what it has just sent.
+        context.num_tickets = 0
     return context

@@ -10,6 +10,7 @@ import msgspec
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
+from pdflow_runtime.security.tls import Tls
 from pdflow_runtime.transports.adopting import AdoptedRegion
 from pdflow_runtime.transports.base import EventSink, TransportError
 from pdflow_runtime.transports.copying import Mapped
@@ -35,12 +36,10 @@ ANYWHERE: Final = (1 << 64) - 1
 
 
 class AskingAgent(TcpStreams):
-    """An agent whose READs are answered by the memory's owner. Args: `host`, an address of this machine that peers can
-    reach."""
+    """An agent whose READs are answered by the memory's owner."""
 
-    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
-        super().__init__(me, on_event)
-        self._host: Final = host
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1", tls: Tls | None = None) -> None:
+        super().__init__(me, on_event, host, tls)
         self._address: tuple[str, int] = (host, 0)
 
     @abstractmethod

@@ -80,6 +80,10 @@ class Host(ABC):
         """The prefix of this agent's log lines."""
         return self.me
 
+    def _secured(self, sock: socket.socket) -> socket.socket:
+        """Return the accepted socket, or one over it that encrypts."""
+        return sock
+
     @abstractmethod
     def _admit(self, hello: AgentHello, sock: socket.socket) -> Remote | None:
         """Return the memory of a peer that has shown the token. TransportError if it may not come in."""
@@ -117,7 +121,7 @@ class Host(ABC):
                     log.warning("%s: cannot accept a connection: %s", self.label, error.strerror)
                     await trio.sleep(0.1)
                 continue
-            stream = SocketStream(sock)
+            stream = SocketStream(self._secured(sock))
             self._pending.add(stream)
             nursery.start_soon(self._serve, stream)
 
@@ -147,6 +151,7 @@ class Host(ABC):
     async def _greet(self, stream: SocketStream) -> Guest:
         try:
             with trio.move_on_after(GREETING_S) as timeout:
+                await stream.secure()
                 hello = await stream.message(MAX_HELLO_BYTES)
         finally:
             self._pending.leave(stream)

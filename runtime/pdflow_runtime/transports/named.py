@@ -18,6 +18,9 @@ NAMED: Final = {
     "nccl": "nccl.transport:NcclTransport",
 }
 
+WITHIN_ONE_HOST: Final = ("shm", "cuda-ipc")
+"""Those whose peers must be processes of the same user, and meet at a file."""
+
 
 def transport_named(name: str) -> MakeTransport:
     """Return the factory of the transport of this name. MissingBackend if its library is not installed."""

@@ -35,6 +35,7 @@ from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.limits import MAX_NAME_BYTES
 from pdflow_runtime.gpu import driver
+from pdflow_runtime.security.tls import Tls
 from pdflow_runtime.transports.adopting import AdoptedRegion, Segment
 from pdflow_runtime.transports.base import EventSink, MissingBackend, TransportError
 from pdflow_runtime.transports.registered import (
@@ -247,8 +248,8 @@ class NixlTransport(RegisteredAgent):
 
     name: Final = "nixl"
 
-    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
-        super().__init__(me, on_event, host)
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1", tls: Tls | None = None) -> None:
+        super().__init__(me, on_event, host, tls)
         self._local: Final = NixlAgent(f"{me}-{self.incarnation:x}")
         self._reading: Counter[Guest] = Counter()
         """By guest, how many READs of our memory it has under way."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
+from pdflow_runtime.security.tls import Tls
 from pdflow_runtime.transports.adopting import AdoptedRegion
 from pdflow_runtime.transports.base import EventSink, TransportError
 from pdflow_runtime.transports.copying import Mapped, Motion
@@ -75,12 +76,10 @@ class LibraryFetch(Motion):
 
 
 class RegisteredAgent(TcpStreams, FetchingAgent):
-    """An agent whose memory is registered with a library that fetches. Args: `host`, an address of this machine that
-    peers can reach, for the streams of messages."""
+    """An agent whose memory is registered with a library that fetches: only messages go by streams."""
 
-    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
-        super().__init__(me, on_event)
-        self._host: Final = host
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1", tls: Tls | None = None) -> None:
+        super().__init__(me, on_event, host, tls)
         self._port = 0
         self._agent_metadata = b""
         self._whole = memoryview(b"")

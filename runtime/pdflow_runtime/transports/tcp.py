@@ -4,7 +4,8 @@ The socket reads of a payload are ours, one after the other in trio's thread, an
 whether the bytes are still wanted; so a fence holds from the moment it is asked for, and what comes later is read and
 thrown away.
 
-Nothing is encrypted. Off loopback, only between hosts that trust their network, or inside a tunnel.
+With `tls` all of it is encrypted, between peers that have certificates of one authority, and what was changed on its
+way reaches no region. Without, it is for hosts that trust their network.
 """
 
 from __future__ import annotations

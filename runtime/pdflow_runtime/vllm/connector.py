@@ -47,6 +47,7 @@ from pdflow_runtime.vllm.seams import (
     log_as_vllm,
     tensor_parallel_rank,
 )
+from pdflow_runtime.vllm.security import shared_tls
 from pdflow_runtime.vllm.weights import weights_of
 from pdflow_runtime.vllm.worker.kv_memory import adopted_memory, in_model_order, layer_groups
 from pdflow_runtime.vllm.worker.worker_side import WorkerSide
@@ -264,9 +265,9 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         digest = interior_digest(layer, list(kv_caches.values()), memory.memory, dtype)
         memory = attrs.evolve(memory, interior_digest=digest)
         try:
-            transport = transport_named(options.transport)
-            at_host = transport if options.transport == "shm" else AtHost(transport, options.host)
-            self._rank.start(memory, at_host, tuple(kv_caches))
+            transport, tls = transport_named(options.transport), shared_tls(options)
+            at_host = transport if options.transport == "shm" else AtHost(transport, options.host, tls)
+            self._rank.start(memory, at_host, tuple(kv_caches), tls)
         except TransportError as error:
             raise UnsupportedError(str(error)) from None
 

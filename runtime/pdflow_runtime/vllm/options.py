@@ -64,6 +64,11 @@ class Options:
     """How bytes move. shm is refused when memory is registered, with the reason."""
     host: str = attrs.field(default="127.0.0.1", validator=_is(str, "an address of this host"))
     """The address at which other instances reach the ranks of this one. Beyond loopback PDFLOW_SECRET must be set."""
+    tls_cert: str | None = attrs.field(default=None, validator=attrs.validators.optional(_is(str, "a file")))
+    """The certificate that ranks present to each other, of the authority in `tls_ca`. With all three, messages between
+    ranks and KV over tcp use mutual TLS 1.3; KV over nixl does not."""
+    tls_key: str | None = attrs.field(default=None, validator=attrs.validators.optional(_is(str, "a file")))
+    tls_ca: str | None = attrs.field(default=None, validator=attrs.validators.optional(_is(str, "a file")))
     port: int = attrs.field(default=0, validator=_port)
     """The port of the first rank; each further rank, and each rank of the next data-parallel engine, has the next one.
     0: any free port, as peers learn ports from the answers."""

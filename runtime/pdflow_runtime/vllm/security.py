@@ -1,12 +1,15 @@
-"""The secret that instances share beyond loopback: PDFLOW_SECRET, as for pdflow's own clusters."""
+"""What secures connections between instances: PDFLOW_SECRET, which they share beyond loopback, and certificates, as for
+pdflow's own clusters."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from pdflow_runtime.process.addresses import is_loopback
 from pdflow_runtime.security.secret import LEAST_BYTES, MOST_BYTES, VARIABLE, Secret
-from pdflow_runtime.vllm.options import UnsupportedError
+from pdflow_runtime.security.tls import KEYS, Tls, tls_by
+from pdflow_runtime.vllm.options import Options, UnsupportedError
 
 
 def shared_secret(host: str) -> Secret | None:
@@ -25,3 +28,14 @@ def shared_secret(host: str) -> Secret | None:
             f"{VARIABLE} must have {LEAST_BYTES} to {MOST_BYTES:,} bytes; `openssl rand -hex 32` prints a suitable one"
         )
     return Secret(stripped)
+
+
+def shared_tls(options: Options) -> Tls | None:
+    """Return mutual TLS by the files of the options; None if they name none. UnsupportedError if only some are
+    named, or one cannot be used."""
+
+    def failure(key: str, problem: str) -> UnsupportedError:
+        return UnsupportedError(f"kv_connector_extra_config.{key}: {problem}")
+
+    given = {key: getattr(options, key) for key in KEYS}
+    return tls_by({key: None if value is None else Path(value) for key, value in given.items()}, failure)

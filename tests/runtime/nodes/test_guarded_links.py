@@ -22,6 +22,7 @@ from pdflow_runtime.security.proving import MAGIC, Proof
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.tls import Tls, tls_of
 from tests.runtime.nodes.test_links import CANCEL, connected, sides
+from tests.runtime.support.certificates import certify, tls_in
 from tests.runtime.support.live_pair import cluster
 
 SECRET = Secret(b"what all parts of this cluster know")
@@ -192,15 +193,8 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tls]:
     def of(name: str) -> Tls:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            authority = trustme.CA()
-            issued = authority.issue_cert("engine.of.this.cluster")
-            authority.cert_pem.write_to_path(folder / "ca.pem")
-            issued.cert_chain_pems[0].write_to_path(folder / "cert.pem")
-            issued.private_key_pem.write_to_path(folder / "key.pem")
-            files = {"tls_cert": "cert", "tls_key": "key", "tls_ca": "ca"}
-            loaded = tls_of(cluster(*(f"serve.{key}={folder}/{file}.pem" for key, file in files.items())))
-            assert loaded
-            made[name] = loaded
+            certify(folder, trustme.CA())
+            made[name] = tls_in(folder)
         return made[name]
 
     return of

@@ -1,5 +1,5 @@
-"""Clusters whose requests between router, engines and a store's nodes use mutual TLS: their answers are those without
-it. Real processes, tiny model."""
+"""Clusters with mutual TLS between router, engines and a store's nodes, for requests, frames and KV over tcp: their
+answers are those without it. Real processes, tiny model."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests.runtime.http.test_tls import Authority
 from tests.runtime.process.test_cluster import QUICKSTART, prompt
 from tests.runtime.process.test_roles import ComponentProcesses, components
 from tests.runtime.store.test_store_cluster import STORE
+from tests.runtime.support.certificates import certify
 from tests.runtime.support.served import Served, served
 
 __all__ = ["components"]
@@ -29,11 +30,7 @@ PROMPTS = [prompt(60 + number, number) for number in range(6)]
 
 def certified(folder: Path) -> list[str]:
     """Settings by which all components have a certificate."""
-    authority = trustme.CA()
-    issued = authority.issue_cert("any.name")
-    authority.cert_pem.write_to_path(folder / "tls_ca")
-    issued.cert_chain_pems[0].write_to_path(folder / "tls_cert")
-    issued.private_key_pem.write_to_path(folder / "tls_key")
+    certify(folder, trustme.CA())
     return [f"serve.{key}={folder / key}" for key in KEYS]
 
 
@@ -66,6 +63,7 @@ async def test_answers_are_those_of_a_cluster_without_tls(tmp_path: Path) -> Non
     settings = certified(tmp_path)
     with served(tmp_path / "plain", QUICKSTART) as cluster:
         right = await answers(cluster)
+    settings.append("serve.transport=tcp")
     with served(tmp_path / "tls", QUICKSTART, *settings) as cluster:
         assert await answers(cluster) == right
         ports = [int(port) for port in re.findall(r"HTTP on 127\.0\.0\.1:(\d+)", cluster.log.read_text())]

@@ -15,7 +15,7 @@ import pytest
 
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.messages import JSON, Headers
-from pdflow_runtime.http.tls_socket import client_context
+from pdflow_runtime.tls_socket import client_context
 from tests.runtime.http.test_tls import Authority
 from tests.runtime.process.test_roles import ComponentProcesses, components
 from tests.runtime.support.served import ROOT

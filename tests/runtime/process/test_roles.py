@@ -25,6 +25,7 @@ from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.signed import Signer
 from pdflow_runtime.security.tls import KEYS
+from tests.runtime.support.certificates import certify
 from tests.runtime.support.served import ROOT, served
 
 pytestmark = pytest.mark.slow
@@ -47,11 +48,7 @@ class ComponentProcesses:
 
     def certify(self) -> None:
         """From now on, parts speak TLS."""
-        authority = trustme.CA()
-        issued = authority.issue_cert("a.part")
-        authority.cert_pem.write_to_path(self.folder / "tls_ca")
-        issued.cert_chain_pems[0].write_to_path(self.folder / "tls_cert")
-        issued.private_key_pem.write_to_path(self.folder / "tls_key")
+        certify(self.folder, trustme.CA())
         self.tls = [f"serve.{key}={self.folder / key}" for key in KEYS]
 
     def start(self, name: str, *overrides: str, secret: str | None = "secret", port: int | None = None) -> None:

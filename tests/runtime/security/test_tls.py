@@ -20,11 +20,12 @@ from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.server import Server, serve_http
 from pdflow_runtime.http.sockets import listen
-from pdflow_runtime.http.tls_socket import TlsSocket, failure_text
 from pdflow_runtime.security import tls
 from pdflow_runtime.security.reloaded import EVERY_NS
 from pdflow_runtime.security.tls import KEYS, Tls, cluster_client, log_tls_failure, tls_of
+from pdflow_runtime.tls_socket import TlsSocket, failure_text
 from tests.runtime.http.world import LOCAL, echo, response_to, serving
+from tests.runtime.support.certificates import certify
 from tests.runtime.support.live_pair import cluster
 
 PAST = datetime.now(UTC) - timedelta(days=1)
@@ -40,10 +41,7 @@ class Member:
         self.certify(authority, not_after)
 
     def certify(self, authority: trustme.CA, not_after: datetime | None = None) -> None:
-        issued = authority.issue_cert("any.name", not_after=not_after)
-        authority.cert_pem.write_to_path(self.folder / "tls_ca")
-        issued.cert_chain_pems[0].write_to_path(self.folder / "tls_cert")
-        issued.private_key_pem.write_to_path(self.folder / "tls_key")
+        certify(self.folder, authority, not_after)
         self.now += EVERY_NS
 
     def tls(self) -> Tls:
@@ -159,7 +157,7 @@ async def test_a_server_without_a_valid_certificate_gets_no_request(
             with pytest.raises(UpstreamError, match=reason):
                 await asked(client, server)
     async with serving(echo) as plain:
-        with pytest.raises(UpstreamError, match=rf"no TLS with {LOCAL}:\d+: the server answers without TLS") as caught:
+        with pytest.raises(UpstreamError, match=rf"no TLS with {LOCAL}:\d+: the server does not use TLS") as caught:
             await asked(client, plain)
     client.close()
     with caplog.at_level(logging.ERROR):

@@ -15,6 +15,7 @@ import trio
 
 from pdflow.layout.descriptors import Descriptor
 from pdflow.protocol.values import Address
+from pdflow_runtime.security.tls import Tls
 from pdflow_runtime.transports import tcp
 from pdflow_runtime.transports.base import DoneMeans, Ended, EventSink, Fenced, Fences, Flushed, TransportEvent
 from pdflow_runtime.transports.streams.links import AgentLink, Guest
@@ -49,8 +50,8 @@ class LocalTransport(TcpTransport):
     done_means: ClassVar[DoneMeans] = "local"
     delay_s: ClassVar[Callable[[int], float]] = scattered
 
-    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
-        super().__init__(me, self._sift, host)
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1", tls: Tls | None = None) -> None:
+        super().__init__(me, self._sift, host, tls)
         self._outer = on_event
         self._done: dict[int, tuple[Address, int]] = {}
         """WRITEs that have ended for whoever posted them, and not at the peer: which, and how many fences of it ago."""
@@ -124,8 +125,8 @@ class ClosingTransport(TcpTransport):
 
     fences: ClassVar[Fences] = "close"
 
-    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1") -> None:
-        super().__init__(me, on_event, host)
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1", tls: Tls | None = None) -> None:
+        super().__init__(me, on_event, host, tls)
         self._fences = 0
         self._void: dict[Address, int] = {}
         """Whose descriptions are void, and of how many fences."""

@@ -32,6 +32,7 @@ from pdflow_runtime.transports.nixl import INSTALL as INSTALL_NIXL
 from pdflow_runtime.transports.nixl import NixlTransport
 from pdflow_runtime.transports.shm import ShmTransport
 from pdflow_runtime.transports.tcp import TcpTransport
+from tests.runtime.support.certificates import cluster_tls
 from tests.runtime.support.fake_gpu import FAKE_GPU, fake_allocations
 from tests.runtime.support.local import ClosingTransport, LocalTransport
 from tests.runtime.transports.alone import is_alone
@@ -44,7 +45,9 @@ _ZEROES = bytes(REGION_BYTES)
 KINDS: dict[str, Callable[[str, Callable[[TransportEvent], None]], StreamAgent]] = {
     "shm": ShmTransport,
     "tcp": TcpTransport,
+    "tcp by TLS": partial(TcpTransport, tls=cluster_tls()),
     "nixl": NixlTransport,
+    "nixl by TLS": partial(NixlTransport, tls=cluster_tls()),
     "nixl, tensor": NixlTransport,
     "nixl, 1 segment": NixlTransport,
     "nixl, 5 segments": NixlTransport,
@@ -73,6 +76,8 @@ UNLIKE_THEM = ("local", "closing")
 NIXL = pytest.param(
     "nixl", marks=(pytest.mark.nixl, pytest.mark.skipif(find_spec("nixl") is None, reason=f"no NIXL: {INSTALL_NIXL}"))
 )
+SECURED = ("tcp by TLS", pytest.param("nixl by TLS", marks=NIXL.marks))
+"""All of tcp's bytes, and the messages of nixl."""
 MOONCAKE = pytest.param(
     "mooncake",
     marks=(
@@ -99,7 +104,7 @@ FAKE_CUDA_IPC = ("cuda-ipc, fake", "cuda-ipc, fake in 5")
 ON_GPU = (pytest.mark.gpu, pytest.mark.skipif(not gpus(), reason="no GPU"))
 CUDA_IPC = pytest.param("cuda-ipc, VRAM", marks=ON_GPU)
 VRAM = pytest.param("nixl, VRAM", marks=(*NIXL.marks, *ON_GPU))
-ALL = [*EMBEDDED, *UNLIKE_THEM, NIXL, *ADOPTED, *BY_KERNELS, MOONCAKE, *FAKE_CUDA_IPC, CUDA_IPC, VRAM]
+ALL = [*EMBEDDED, *SECURED, *UNLIKE_THEM, NIXL, *ADOPTED, *BY_KERNELS, MOONCAKE, *FAKE_CUDA_IPC, CUDA_IPC, VRAM]
 os.environ.setdefault("UCX_NET_DEVICES", "lo")
 IMPORTED_ONCE = ["tests.runtime.transports.child", *(["torch"] * (find_spec("torch") is not None))]
 """By the server that children are forked from. NIXL's Python imports torch, as do tests of kernels."""

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import socket
 import struct
+from pathlib import Path
 
 import msgspec
 import pytest
 import trio
 import trio.testing
+import trustme
 
+from pdflow_runtime.transports.agent import StreamAgent
 from pdflow_runtime.transports.base import Ended, Fenced, PeerGone, TransportError
 from pdflow_runtime.transports.streams.messages import Description
 from pdflow_runtime.transports.tcp import TcpTransport
+from tests.runtime.support.certificates import certify, tls_in
 from tests.runtime.transports.agents import REGION_BYTES, agents, untouched
+
+ENCRYPTED_OR_NOT = pytest.mark.parametrize("kind", ["tcp", "tcp by TLS"])
 
 
 class Middlebox:
@@ -24,6 +30,8 @@ class Middlebox:
         self.limit = REGION_BYTES // 2
         self.streams: list[tuple[trio.SocketStream, trio.SocketStream]] = []
         self.open = True
+        self.passed = bytearray()
+        """All that it has passed on, in both directions."""
 
     async def run(self, *, task_status: trio.TaskStatus[bytes]) -> None:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -45,6 +53,7 @@ class Middlebox:
     async def _copy(self, source: trio.SocketStream, sink: trio.SocketStream, limit: int = 1 << 60) -> None:
         try:
             while limit > 0 and (chunk := await source.receive_some(min(65_536, limit))):
+                self.passed += chunk
                 await sink.send_all(chunk)
                 limit -= len(chunk)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -58,8 +67,9 @@ class Middlebox:
 
 
 @pytest.mark.trio
-async def test_a_reset_is_no_proof_that_the_target_has_closed() -> None:
-    async with agents("tcp", "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
+@ENCRYPTED_OR_NOT
+async def test_a_reset_is_no_proof_that_the_target_has_closed(kind: str) -> None:
+    async with agents(kind, "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
         p.memory[:] = b"\x01" * REGION_BYTES
         box = Middlebox(d.transport.describe())
         await p.transport.connect("d.r0", await nursery.start(box.run))
@@ -85,8 +95,9 @@ async def test_a_reset_is_no_proof_that_the_target_has_closed() -> None:
 
 
 @pytest.mark.trio
-async def test_a_new_connection_is_proof_as_well() -> None:
-    async with agents("tcp", "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
+@ENCRYPTED_OR_NOT
+async def test_a_new_connection_is_proof_as_well(kind: str) -> None:
+    async with agents(kind, "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
         box = Middlebox(d.transport.describe())
         description = await nursery.start(box.run)
         await p.transport.connect("d.r0", description)
@@ -106,9 +117,10 @@ async def test_a_new_connection_is_proof_as_well() -> None:
 
 
 @pytest.mark.trio
-async def test_a_connection_that_breaks_takes_the_other_direction_with_it() -> None:
+@ENCRYPTED_OR_NOT
+async def test_a_connection_that_breaks_takes_the_other_direction_with_it(kind: str) -> None:
     """Otherwise the side that can still post would never learn that the other one cannot."""
-    async with agents("tcp", "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
+    async with agents(kind, "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
         box = Middlebox(d.transport.describe())
         await p.transport.connect("d.r0", await nursery.start(box.run))
         await d.transport.connect("p.r0", p.transport.describe())
@@ -129,3 +141,49 @@ def test_an_address_that_is_none_of_ours_is_one_sentence(host: str) -> None:
 def test_memory_that_cannot_be_had_is_one_sentence() -> None:
     with pytest.raises(TransportError, match=r"cannot allocate [\d,]+ MiB of memory"):
         TcpTransport("p.r0", lambda event: None).allocate(1 << 60)
+
+
+@pytest.mark.trio
+@ENCRYPTED_OR_NOT
+async def test_who_reads_the_network_learns_neither_kv_nor_the_token_of_a_memory_with_tls(kind: str) -> None:
+    secret = bytes(range(200, 232))
+    async with agents(kind, "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
+        box = Middlebox(d.transport.describe())
+        box.limit = 1 << 60
+        await p.transport.connect("d.r0", await nursery.start(box.run))
+        p.memory[0:32] = secret
+        assert await p.ended(p.write("d.r0", [(0, 64, 32)], notification=b"in the clear"))
+        d.memory[128:160] = secret[::-1]
+        assert await p.landed(p.read("d.r0", [(128, 256, 32)]))
+        assert bytes(d.memory[64:96]) == secret
+        assert bytes(p.memory[256:288]) == secret[::-1]
+        seen = [text in box.passed for text in (secret, secret[::-1], d.transport.token, b"in the clear")]
+        assert seen == [kind == "tcp"] * 4
+        nursery.cancel_scope.cancel()
+
+
+async def refused(peer: StreamAgent, description: bytes) -> str:
+    with pytest.raises(TransportError) as error:
+        await peer.connect("d.r0", description)
+    return str(error.value)
+
+
+@pytest.mark.trio
+async def test_a_peer_without_a_certificate_of_the_authority_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certify(tmp_path, trustme.CA())
+    async with agents("tcp by TLS", "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
+        plain = TcpTransport("x.r0", lambda event: None)
+        foreign = TcpTransport("y.r0", lambda event: None, tls=tls_in(tmp_path))
+        for agent in (plain, foreign):
+            agent.allocate(4096)
+            await nursery.start(agent.run)
+        description = d.transport.describe()
+        assert "the peer closed the connection" in await refused(plain, description)
+        assert "certificate verify failed" in await refused(foreign, description)
+        assert "; does it use TLS?" in await refused(p.transport, plain.describe())
+        await p.transport.connect("d.r0", description)
+        assert await p.ended(p.write("d.r0", [(0, 0, 8)]))
+        nursery.cancel_scope.cancel()
+    assert "d.r0: closing the connection of an unknown peer: no TLS: the peer does not use TLS" in caplog.text

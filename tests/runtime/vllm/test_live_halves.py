@@ -7,28 +7,33 @@ for every transport, method, layout and parallelism.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
+import trustme
 
 torch = pytest.importorskip("torch", reason="KV tensors are torch's")
 
 from pdflow.layout.shapes import KvShape, MlaDims  # noqa: E402
 from pdflow.protocol.ids import EngineInfo, Shards  # noqa: E402
 from pdflow.protocol.values import NO_BLOCK, BlockTables, blocks_of  # noqa: E402
+from pdflow_runtime.security.tls import KEYS  # noqa: E402
 from pdflow_runtime.transports.at_host import AtHost  # noqa: E402
 from pdflow_runtime.transports.nixl import NixlTransport, require  # noqa: E402
 from pdflow_runtime.transports.tcp import TcpTransport  # noqa: E402
 from pdflow_runtime.vllm.instance import Instance, KvGroup, Role, protocol_of  # noqa: E402
-from pdflow_runtime.vllm.options import Options  # noqa: E402
+from pdflow_runtime.vllm.options import Options, UnsupportedError  # noqa: E402
 from pdflow_runtime.vllm.scheduler.decode_side import DecodeSide  # noqa: E402
 from pdflow_runtime.vllm.scheduler.guard import GuardedSide  # noqa: E402
 from pdflow_runtime.vllm.scheduler.prefill_side import PrefillSide  # noqa: E402
+from pdflow_runtime.vllm.security import shared_tls  # noqa: E402
 from pdflow_runtime.vllm.worker.kv_memory import adopted_memory, layer_groups  # noqa: E402
 from pdflow_runtime.vllm.worker.worker_side import WorkerSide  # noqa: E402
+from tests.runtime.support.certificates import certify  # noqa: E402
 from tests.runtime.support.obligations import exposed_words  # noqa: E402
 from tests.runtime.vllm.support.fake_engine import Request, Status, VllmEngine  # noqa: E402
 from tests.runtime.vllm.support.pair import must_not_break  # noqa: E402
@@ -125,13 +130,13 @@ class Side:
         protocol = protocol_of(shape, options)
         groups, windows = case.groups, tuple([group.window for group in case.groups])
         instance = Instance(role=role, info=info, protocol=protocol, num_blocks=BLOCKS, options=options, groups=groups)
-        incarnation = next(numbers)
+        incarnation, tls = next(numbers), shared_tls(options)
         self.case, self.tp = case, tp
         self.tensors = [caches(case, tp) for _ in range(tp)]
         self.workers = [WorkerSide(instance, rank, incarnation) for rank in range(tp)]
         for worker, tensors in zip(self.workers, self.tensors, strict=True):
             memory = adopted_memory(tensors, shape, tp, case.backend, "", BLOCKS, layer_groups(LAYERS, groups))
-            worker.start(memory, AtHost(transport, "127.0.0.1"), LAYERS)
+            worker.start(memory, AtHost(transport, "127.0.0.1", tls), LAYERS, tls)
         ranks = tuple([worker.address for worker in self.workers if worker.address])
         side: Any
         if role == "prefill":
@@ -192,8 +197,9 @@ def sides(
     mode: Literal["push", "pull"] = "push",
     tps: tuple[int, int] = (1, 1),
     progressive: bool = False,
+    certificates: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Side, Side]]:
-    options = Options(transfer_mode=mode, transport="tcp", progressive=progressive)
+    options = Options(transfer_mode=mode, transport="tcp", progressive=progressive, **(certificates or {}))
     numbers = count(1)
     opened: list[Side] = []
     try:
@@ -272,6 +278,47 @@ def test_layers_leave_while_the_prompt_is_computed(transport: Any, case: str) ->
     with sides(transport(), model, progressive=True) as (p, d):
         _, source = hand_over(p, d, "x", 3 * BLOCK - 5)
         assert_landed(model, d, source, d.named[-1], 3 * BLOCK - 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["push", "pull"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_with_certificates_of_one_authority_are_peers(
+    transport: Any, mode: Literal["push", "pull"], tmp_path: Path
+) -> None:
+    certify(tmp_path, trustme.CA())
+    files = {key: str(tmp_path / key) for key in KEYS}
+    with sides(transport(), CASES["LBHNC"], mode, certificates=files) as (p, d):
+        _, source = hand_over(p, d, "x", 20)
+        assert_landed(CASES["LBHNC"], d, source, d.named[-1], 20)
+
+
+@pytest.mark.slow
+def test_a_rank_of_another_authority_gets_no_kv(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The prompt is computed at D."""
+    opened, numbers = [], count(1)
+    for role in ("prefill", "decode"):
+        (folder := tmp_path / role).mkdir()
+        certify(folder, trustme.CA())
+        options = Options(transport="tcp", **{key: str(folder / key) for key in KEYS})
+        opened.append(Side(role, 1, CASES["LBHNC"], TcpTransport, options, numbers))  # type: ignore[arg-type]
+    p, d = opened
+    try:
+        request, _ = hand_over(p, d, "x", 20)
+        assert request.num_computed_tokens
+        assert not any(tensor.any() for tensor in d.tensors[0].values())
+        assert "certificate" in caplog.text
+    finally:
+        p.close()
+        d.close()
+
+
+def test_certificates_are_given_whole(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"tls_key: is missing: TLS needs tls_cert, tls_key and tls_ca"):
+        shared_tls(Options(tls_cert="host.crt", tls_ca="ca.crt"))
+    with pytest.raises(UnsupportedError, match=r"tls_cert: .*No such file"):
+        shared_tls(Options(**{key: str(tmp_path / key) for key in KEYS}))
+    assert shared_tls(Options()) is None
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from pdflow.protocol.values import Address
 from pdflow.protocol.wire.malformed import Malformed
 from pdflow_runtime.gpu.driver import gpus
 from pdflow_runtime.gpu.torch_build import torch_problem
+from pdflow_runtime.security.tls import Tls
 from pdflow_runtime.transports.adopting import Segment, address_of, cannot_adopt
 from pdflow_runtime.transports.asking import AskingAgent, anonymous
 from pdflow_runtime.transports.base import EventSink, MissingBackend, TransportError
@@ -93,10 +94,11 @@ class NcclTransport(AskingAgent):
         me: Address,
         on_event: EventSink,
         host: str = "127.0.0.1",
+        tls: Tls | None = None,
         library: Library | None = None,
         device: Callable[[int], KernelDevice] | None = None,
     ) -> None:
-        super().__init__(me, on_event, host)
+        super().__init__(me, on_event, host, tls)
         self._library: Final = library or library_here()
         self._stands_in: Final = isinstance(self._library, StandIn)
         self._device: Final = device or (None if self._stands_in else CudaDevice)

@@ -42,6 +42,7 @@ async def open_stream(
     try:
         with trio.move_on_after(GREETING_S):
             stream = SocketStream(await dial(description))
+            await stream.secure()
             stream.post(OutgoingMessage(frame(hello)))
             await stream.drain()  # With many segments it is more than a Unix socket takes at once.
             answer = await stream.message(MAX_HELLO_BYTES)

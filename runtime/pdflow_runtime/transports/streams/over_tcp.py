@@ -13,8 +13,11 @@ from typing import Final
 
 import trio
 
+from pdflow.protocol.values import Address
+from pdflow_runtime.security.tls import Tls
+from pdflow_runtime.tls_socket import TlsSocket
 from pdflow_runtime.transports.agent import StreamAgent
-from pdflow_runtime.transports.base import TransportError
+from pdflow_runtime.transports.base import EventSink, TransportError
 from pdflow_runtime.transports.streams.dialling import AgentGoneError, open_stream
 from pdflow_runtime.transports.streams.links import AgentLink
 from pdflow_runtime.transports.streams.messages import Description
@@ -29,8 +32,20 @@ before."""
 
 
 class TcpStreams(StreamAgent):
+    """Args: `host`, an address of this machine that peers can reach; `tls`, with which streams are encrypted, if they
+    are."""
+
+    def __init__(self, me: Address, on_event: EventSink, host: str = "127.0.0.1", tls: Tls | None = None) -> None:
+        super().__init__(me, on_event)
+        self._host: Final = host
+        self._tls: Final = tls
+
     async def _dial(self, description: Description) -> socket.socket:
-        return await dialled(description.host, description.port)
+        sock = await dialled(description.host, description.port)
+        return sock if self._tls is None else TlsSocket(self._tls.opening(), sock, description.host)
+
+    def _secured(self, sock: socket.socket) -> socket.socket:
+        return sock if self._tls is None else TlsSocket(self._tls.accepting(), sock, None)
 
     async def _confirm_end(self, link: AgentLink) -> None:
         """Connect again and again, until an agent answers, or surely none is there. A link opened meanwhile proves as

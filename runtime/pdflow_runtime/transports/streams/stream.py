@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -16,6 +17,7 @@ from typing import Final
 import trio
 
 from pdflow.protocol.wire.malformed import Malformed
+from pdflow_runtime.tls_socket import TlsSocket, failure_text, is_sending
 from pdflow_runtime.transports.streams.messages import LENGTH_BYTES, MAX_MESSAGE_BYTES, Message, parse
 
 MAX_OUTGOING: Final = 4096
@@ -64,6 +66,16 @@ class SocketStream:
         self._start = self._end = 0
         self._since_checkpoint = 0
         self._lost = False
+
+    async def secure(self) -> None:
+        """Complete the handshake of TLS, if the socket uses it. StreamBrokenError if that fails."""
+        if isinstance(self.sock, TlsSocket):
+            try:
+                await self.sock.handshake()
+            except trio.ClosedResourceError:
+                raise StreamBrokenError("closed by this side") from None
+            except OSError as error:
+                raise StreamLostError(f"no TLS: {_reason(error)}") from None
 
     # Out.
 
@@ -127,6 +139,7 @@ class SocketStream:
         try:
             sent = self.sock.sendmsg(list(islice(views, VIEWS_PER_CALL)))
         except BlockingIOError:
+            outgoing.begun = outgoing.begun or is_sending(self.sock)
             return
         except OSError:
             self._lost = True  # The kernel tells an error once, here or there; the reader must not take it for an end.
@@ -233,7 +246,7 @@ class SocketStream:
                 self._since_checkpoint = 0
                 await self._readable()
             except OSError as error:
-                raise StreamLostError(f"the connection broke: {error.strerror or error}") from None
+                raise StreamLostError(f"the connection broke: {_reason(error)}") from None
             else:
                 if not received:
                     if self._lost:
@@ -253,3 +266,7 @@ class SocketStream:
             await trio.lowlevel.wait_readable(self.sock)
         except trio.ClosedResourceError:
             raise StreamBrokenError("closed by this side") from None
+
+
+def _reason(error: OSError) -> str:
+    return failure_text(error, "tls_ca", "peer") if isinstance(error, ssl.SSLError) else error.strerror or str(error)

@@ -17,6 +17,7 @@ import trio
 from pdflow.protocol.values import Address
 from pdflow_runtime.nodes.rank_memory import AdoptedMemory
 from pdflow_runtime.observe.transfer_samples import TransferSamples
+from pdflow_runtime.security.tls import Tls
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.vllm.events_file import events_file
 from pdflow_runtime.vllm.instance import Instance
@@ -69,20 +70,22 @@ class WorkerSide:
 
     # The thread.
 
-    def start(self, memory: AdoptedMemory, transport: MakeTransport, layers: tuple[str, ...]) -> None:
-        """Start the rank over this memory. `layers`: their names, in the order of the model. UnsupportedError if it
-        cannot listen or cannot have the memory."""
+    def start(
+        self, memory: AdoptedMemory, transport: MakeTransport, layers: tuple[str, ...], tls: Tls | None = None
+    ) -> None:
+        """Start the rank over this memory. `layers`: their names, in the order of the model; `tls`, by which its frames
+        go. UnsupportedError if it cannot listen or cannot have the memory."""
         self._layers = {name: number for number, name in enumerate(layers)}
-        self._thread = threading.Thread(target=self._run, args=(memory, transport), name="pdflow", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(memory, transport, tls), name="pdflow", daemon=True)
         self._thread.start()
         if not self._started.wait(START_S):
             raise UnsupportedError(f"rank {self.rank} of pdflow's connector did not start within {START_S:.0f} s")
         if self._error is not None:
             raise UnsupportedError(f"rank {self.rank} of pdflow's connector failed to start: {self._error}")
 
-    def _run(self, memory: AdoptedMemory, transport: MakeTransport) -> None:
+    def _run(self, memory: AdoptedMemory, transport: MakeTransport, tls: Tls | None) -> None:
         try:
-            trio.run(self._serve, memory, transport)
+            trio.run(self._serve, memory, transport, tls)
         except BaseException as error:
             self._error = error
             log.exception(
@@ -92,13 +95,13 @@ class WorkerSide:
         finally:
             self._started.set()
 
-    async def _serve(self, memory: AdoptedMemory, transport: MakeTransport) -> None:
+    async def _serve(self, memory: AdoptedMemory, transport: MakeTransport, tls: Tls | None) -> None:
         options, port = self.instance.options, self.instance.options.port
         if port:
             port += self.instance.dp_rank * self.instance.info.shards.ranks + self.rank
         node = self._node = RankNode(self.instance, self.rank, self.incarnation, memory, transport)
         node.sampled_by(self.samples)
-        node.secured_by(shared_secret(options.host), None)
+        node.secured_by(shared_secret(options.host), tls)
         (listener,) = await trio.open_tcp_listeners(port, host=options.host)
         self.address = (options.host, listener.socket.getsockname()[1])
         self._token = trio.lowlevel.current_trio_token()

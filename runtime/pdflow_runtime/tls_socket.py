@@ -1,18 +1,18 @@
-"""Sockets with TLS that are used as plain non-blocking ones are: the rest of the server and of the client does not know
-the difference.
+"""Sockets with TLS that are used as plain non-blocking ones are, by the HTTP server and client and by streams of KV.
 
-What would block raises BlockingIOError, as for a plain socket. `send` does not count bytes whose encrypted form the
-system has not taken completely, and the next `send` must begin with the same bytes, as every caller here does that is
-to lose none.
+What would block raises BlockingIOError, as for a plain socket. `send` and `sendmsg` do not count bytes whose encrypted
+form the system has not taken completely, and the next call must begin with the same bytes (`is_sending`), as every
+caller here does that is to lose none.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, Final, Never, TypeAlias
 
 from trio.lowlevel import wait_readable, wait_writable
@@ -20,9 +20,13 @@ from trio.lowlevel import wait_readable, wait_writable
 TlsNow: TypeAlias = Callable[[], ssl.SSLContext]
 """Returns what the next connection is made with."""
 ENCRYPTED_BYTES: Final = 64 << 10
-"""The most that is received, or encrypted, at once."""
+"""The most that one system call receives."""
 RECORD_BYTES: Final = 16 << 10
 """The most of one TLS record (RFC 8446 5.1)."""
+RECORDS_PER_CALL: Final = 4
+"""The most records that one system call sends."""
+CALLS_PER_SEND: Final = 16
+"""The most system calls of one `sendmsg`: a peer that reads as fast as it is sent to would keep others from running."""
 ABOUT_CERTIFICATES: Final = ("certificate", "unknown ca", "access denied")
 """Alerts by which a peer refuses a certificate have one of these in their names (RFC 8446 6)."""
 _WRONG_TIME: Final = (9, 10)
@@ -86,6 +90,12 @@ class TlsSocket(socket.socket):
         """Whether `recv` has something that the system does not report."""
         return bool(self._received) or self._end is not None
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether bytes are encrypted, and perhaps sent in part, that no call has counted yet: the next one must begin
+        with them."""
+        return self._unsent_of > 0
+
     async def handshake(self) -> None:
         """Complete the handshake. OSError if the peer does not, or if its certificate is refused."""
         while True:
@@ -119,21 +129,47 @@ class TlsSocket(socket.socket):
             raise BlockingIOError
         return self._end()
 
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        return self.recvmsg_into([memoryview(buffer)[: nbytes or None]])[0]
+
+    def recvmsg_into(
+        self, buffers: Iterable[Any], ancbufsize: int = 0, flags: int = 0
+    ) -> tuple[int, list[tuple[int, int, bytes]], int, Any]:
+        """Receive what is there, or what one system call brings, decrypted straight into the buffers."""
+        filled = 0
+        for buffer in buffers:
+            view = memoryview(buffer)
+            while view:
+                received = self._read_into(view, may_receive=not filled)
+                if not received:
+                    return filled, [], 0, None
+                filled += received
+                view = view[received:]
+        return filled, [], 0, None
+
     def send(self, data: Any, flags: int = 0) -> int:
-        view, sent = memoryview(data), 0
-        if len(view) < self._unsent_of:
+        return self.sendmsg((data,))
+
+    def sendmsg(self, buffers: Iterable[Any], ancdata: Any = (), flags: int = 0, address: Any = None) -> int:
+        views = [memoryview(buffer) for buffer in buffers]
+        if sum(map(len, views)) < self._unsent_of:
             raise ssl.SSLError("these are fewer bytes than could not be sent completely before")
-        while True:
-            if self._unsent and not self._has_sent():
-                if not sent:
-                    raise BlockingIOError
-                return sent
+        if self._unsent and not self._has_sent():
+            raise BlockingIOError
+        sent, self._unsent_of = self._unsent_of, 0
+        records = _records(views, sent)
+        for _ in range(CALLS_PER_SEND):
+            if not (group := list(islice(records, RECORDS_PER_CALL))):
+                break
+            self._unsent_of = sum(map(self._tls.write, group))
+            self._unsent = self._outgoing.read()
+            if not self._has_sent():
+                break
             sent += self._unsent_of
             self._unsent_of = 0
-            if sent == len(view):
-                return sent
-            self._unsent_of = self._tls.write(view[sent : sent + ENCRYPTED_BYTES])
-            self._unsent = self._outgoing.read()
+        if not sent and self._unsent:
+            raise BlockingIOError
+        return sent
 
     def send_plain(self, data: bytes) -> None:
         """Send to a client that does not use TLS, which has sent something already."""
@@ -143,15 +179,16 @@ class TlsSocket(socket.socket):
             super().shutdown(socket.SHUT_WR)
 
     def shutdown(self, how: int) -> None:
-        self._notify()
+        if not (self._incoming.pending or self._tls.pending()):  # ssl would take what is unread for a violation of TLS
+            self._notify()
         super().shutdown(how)
 
     def close(self) -> None:
         self._notify()
         super().close()
 
-    sendall = sendmsg = sendto = sendfile = _WITHOUT_TLS
-    recv_into = recvfrom = recvfrom_into = recvmsg = recvmsg_into = makefile = _WITHOUT_TLS
+    sendall = sendto = sendfile = _WITHOUT_TLS
+    recvfrom = recvfrom_into = recvmsg = makefile = _WITHOUT_TLS
 
     def _receive(self) -> None:
         """Take what the system has received. BlockingIOError if that is nothing."""
@@ -173,12 +210,41 @@ class TlsSocket(socket.socket):
                 self._end = bytes
         except ssl.SSLWantReadError:
             pass
-        except ssl.SSLEOFError:
-            self._end = bytes  # the connection has ended without close_notify: what is whole is known from HTTP
         except OSError as error:
+            self._ended_by(error)
+        self._received = b"".join(pieces)
+
+    def _read_into(self, view: memoryview, may_receive: bool) -> int:
+        """Decrypt at most a record into the view; return 0 at the end, or if there is nothing and more may not be
+        received. BlockingIOError if the system has nothing."""
+        if self._received:
+            taken = self._received[: len(view)]
+            view[: len(taken)] = taken
+            self._received = self._received[len(taken) :]
+            return len(taken)
+        while self._end is None:
+            try:
+                read: int = self._tls.read(len(view), view)  # type: ignore[assignment]  # typeshed knows no buffer
+            except ssl.SSLWantReadError:
+                if not may_receive:
+                    return 0
+                self._receive()
+            except OSError as error:
+                self._ended_by(error)
+            else:
+                self._reply()
+                if read:
+                    return read
+                self._end = bytes
+        return len(self._end()) if may_receive else 0
+
+    def _ended_by(self, error: OSError) -> None:
+        """Note an error of TLS as the end."""
+        if isinstance(error, ssl.SSLEOFError):
+            self._end = bytes  # without close_notify: what is whole, the caller knows by the lengths of its messages
+        else:
             self._end = partial(_raise, error)
             self._send_alert()
-        self._received = b"".join(pieces)
 
     def _reply(self) -> None:
         """Send what TLS itself has to answer, as to a new key: a peer that takes none of it may not demand more."""
@@ -218,6 +284,11 @@ class TlsSocket(socket.socket):
         self._send_alert()
 
 
+def is_sending(sock: socket.socket) -> bool:
+    """True if a call that sent nothing has begun to: see TlsSocket."""
+    return isinstance(sock, TlsSocket) and sock.is_sending
+
+
 def is_buffered(sock: socket.socket) -> bool:
     """True if the socket has decrypted bytes that were not received yet: the system does not report those."""
     return isinstance(sock, TlsSocket) and sock.is_buffered
@@ -232,6 +303,29 @@ def _raise(error: OSError) -> bytes:
     raise error
 
 
+def _records(views: Iterable[memoryview], skipped: int) -> Iterator[memoryview | bytes]:
+    """Return what is to be encrypted record by record: all bytes of the views in their order, but for the first so
+    many."""
+    small: list[memoryview] = []
+    """These share a record: each by itself would cost as much as a whole one."""
+    total = 0
+    for view in views:
+        at, skipped = min(skipped, len(view)), max(0, skipped - len(view))
+        while at < len(view):
+            taken = view[at : at + RECORD_BYTES - total]
+            at += len(taken)
+            if len(taken) == RECORD_BYTES:
+                yield taken
+                continue
+            small.append(taken)
+            total += len(taken)
+            if total == RECORD_BYTES:
+                yield b"".join(small)
+                small, total = [], 0
+    if small:
+        yield b"".join(small)
+
+
 def accepted_with(context: ssl.SSLContext, sock: socket.socket) -> TlsSocket:
     """Return a connected, non-blocking socket as the server's end of a connection with TLS."""
     return TlsSocket(context, sock, None)
@@ -242,21 +336,23 @@ def opened_with(context: ssl.SSLContext, sock: socket.socket, host: str) -> TlsS
     return TlsSocket(context, sock, host)
 
 
-def failure_text(error: ssl.SSLError, authority: str = "") -> str:
-    """Return why a client has no TLS with a server, and what to do. `authority`: where the file with the servers'
-    authority is set; needed for errors of a handshake only."""
+def failure_text(error: ssl.SSLError, authority: str = "", peer: str = "server") -> str:
+    """Return why there is no TLS with the peer, and what to do. `authority`: where the file with the peers' authority
+    is set; needed for errors of a handshake only."""
     reason = (error.reason or str(error)).replace("_", " ").lower()
     if isinstance(error, ssl.SSLCertVerificationError):
         text = f"certificate verify failed: {error.verify_message}"
         if error.verify_code in _WRONG_TIME:
-            return f"{text}: renew the server's certificate, or correct this host's clock"
+            return f"{text}: renew the {peer}'s certificate, or correct this host's clock"
         return f"{text}; {authority} names the file with its authority"
-    if reason == "wrong version number":
-        return "the server answers without TLS"
+    if reason in ("wrong version number", "http request"):
+        return f"the {peer} does not use TLS"
+    if isinstance(error, ssl.SSLEOFError):
+        return f"the {peer} closed the connection in the middle of the handshake; does it use TLS?"
     alert = reason.partition(" alert ")[2]
     if any(text in alert for text in ABOUT_CERTIFICATES):
-        return f"the server refuses this side's certificate: {alert}"
-    return f"the server ended the handshake: {alert}" if alert else reason
+        return f"the {peer} refuses this side's certificate: {alert}"
+    return f"the {peer} ended the handshake: {alert}" if alert else reason
 
 
 def client_context() -> ssl.SSLContext:
