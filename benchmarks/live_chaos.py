@@ -1,5 +1,5 @@
 """A live cluster that is treated badly: python -m benchmarks.live_chaos [--requests N] [--seed N] [--method NAME]
-[--transport NAME]
+[--transport NAME] [--tls]
 
 Engines, nodes of the store and the router are killed, stopped and woken; connections between any two processes of the
 cluster are cut, cut with all that is under way on them (frames are lost, or break off in the middle), and slowed to a
@@ -24,15 +24,18 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import trio
+import trustme
 
 from benchmarks.live_cuts import Wire, disconnect, lose, pace, wires
 from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.security.tls import KEYS
+from tests.runtime.support.certificates import certify
 from tests.runtime.support.served import Served, served
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -267,6 +270,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--method", default="nixl-push")
     parser.add_argument("--transport", default="shm")
+    parser.add_argument("--tls", action="store_true", help="certificates of one authority for all components")
     asked = parser.parse_args()
     overrides = (
         f"transfer.method={asked.method}",
@@ -276,7 +280,12 @@ def main() -> int:
     )
     stores = ("store-0", "store-1") if asked.method == "kv-store" else ()
     overrides += ("transfer.store_nodes=2",) if stores else ()
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder), QUICKSTART, *overrides) as cluster:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if asked.tls:
+            certify(folder, trustme.CA())
+            overrides += tuple(f"serve.{key}={folder / key}" for key in KEYS)
+        cluster = stack.enter_context(served(folder, QUICKSTART, *overrides))
         chaos = Chaos(cluster, asked.requests, asked.seed, targets=(*ENGINES, *stores, ROUTER))
         good = trio.run(chaos.run)
         sys.stdout.write("" if good else f"the log's last lines:\n{cluster.log.read_text()[-3000:]}\n")
