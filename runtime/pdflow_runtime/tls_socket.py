@@ -74,6 +74,8 @@ class TlsSocket(socket.socket):
         self._unsent_of = 0
         """How many of the caller's bytes these are."""
         self._notified = False
+        self._broke: OSError | None = None
+        """How sending by itself failed: the system reports an error once, so a later receive gets an end instead."""
 
     @property
     def needs_certificate(self) -> bool:
@@ -195,6 +197,8 @@ class TlsSocket(socket.socket):
         encrypted = super().recv(ENCRYPTED_BYTES)
         if encrypted:
             self._incoming.write(encrypted)
+        elif self._broke is not None:
+            raise self._broke
         else:
             self._incoming.write_eof()
 
@@ -250,8 +254,10 @@ class TlsSocket(socket.socket):
         """Send what TLS itself has to answer, as to a new key: a peer that takes none of it may not demand more."""
         if self._outgoing.pending:
             self._unsent += self._outgoing.read()
-            with suppress(OSError):
+            try:
                 self._has_sent()
+            except OSError as error:
+                self._broke = error
             if len(self._unsent) > 2 * ENCRYPTED_BYTES:
                 self._end = partial(_raise, ssl.SSLError("the peer demands more replies than it takes"))
 
@@ -270,9 +276,13 @@ class TlsSocket(socket.socket):
 
     def _send_alert(self) -> None:
         """Send what TLS has to say after an error, if that does not have to wait."""
-        with suppress(OSError):
+        try:
             if not self._unsent:
                 super().send(self._outgoing.read())
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._broke = error
 
     def _notify(self) -> None:
         """Send that nothing follows (close_notify), if that does not have to wait; the peer's is not waited for."""
