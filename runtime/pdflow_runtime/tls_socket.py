@@ -220,19 +220,26 @@ class TlsSocket(socket.socket):
 
     def _read_into(self, view: memoryview, may_receive: bool) -> int:
         """Decrypt at most a record into the view; return 0 at the end, or if there is nothing and more may not be
-        received. BlockingIOError if the system has nothing."""
+        received. BlockingIOError if the system has nothing, or one call brought no whole record of the caller's: a peer
+        that sends others only, as new keys, would keep this thread."""
         if self._received:
             taken = self._received[: len(view)]
             view[: len(taken)] = taken
             self._received = self._received[len(taken) :]
             return len(taken)
+        has_received = False
         while self._end is None:
             try:
                 read: int = self._tls.read(len(view), view)  # type: ignore[assignment]  # typeshed knows no buffer
             except ssl.SSLWantReadError:
+                self._reply()
                 if not may_receive:
                     return 0
-                self._receive()
+                if self._end is None:
+                    if has_received:
+                        raise BlockingIOError from None
+                    self._receive()
+                    has_received = True
             except OSError as error:
                 self._ended_by(error)
             else:
