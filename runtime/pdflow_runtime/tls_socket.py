@@ -74,6 +74,8 @@ class TlsSocket(socket.socket):
         self._unsent_of = 0
         """How many of the caller's bytes these are."""
         self._notified = False
+        self._broke: OSError | None = None
+        """How sending by itself failed: the system reports an error once, so a later receive gets an end instead."""
 
     @property
     def needs_certificate(self) -> bool:
@@ -195,6 +197,8 @@ class TlsSocket(socket.socket):
         encrypted = super().recv(ENCRYPTED_BYTES)
         if encrypted:
             self._incoming.write(encrypted)
+        elif self._broke is not None:
+            raise self._broke
         else:
             self._incoming.write_eof()
 
@@ -216,19 +220,26 @@ class TlsSocket(socket.socket):
 
     def _read_into(self, view: memoryview, may_receive: bool) -> int:
         """Decrypt at most a record into the view; return 0 at the end, or if there is nothing and more may not be
-        received. BlockingIOError if the system has nothing."""
+        received. BlockingIOError if the system has nothing, or one call brought no whole record of the caller's: a peer
+        that sends others only, as new keys, would keep this thread."""
         if self._received:
             taken = self._received[: len(view)]
             view[: len(taken)] = taken
             self._received = self._received[len(taken) :]
             return len(taken)
+        has_received = False
         while self._end is None:
             try:
                 read: int = self._tls.read(len(view), view)  # type: ignore[assignment]  # typeshed knows no buffer
             except ssl.SSLWantReadError:
+                self._reply()
                 if not may_receive:
                     return 0
-                self._receive()
+                if self._end is None:
+                    if has_received:
+                        raise BlockingIOError from None
+                    self._receive()
+                    has_received = True
             except OSError as error:
                 self._ended_by(error)
             else:
@@ -250,8 +261,10 @@ class TlsSocket(socket.socket):
         """Send what TLS itself has to answer, as to a new key: a peer that takes none of it may not demand more."""
         if self._outgoing.pending:
             self._unsent += self._outgoing.read()
-            with suppress(OSError):
+            try:
                 self._has_sent()
+            except OSError as error:
+                self._broke = error
             if len(self._unsent) > 2 * ENCRYPTED_BYTES:
                 self._end = partial(_raise, ssl.SSLError("the peer demands more replies than it takes"))
 
@@ -270,9 +283,13 @@ class TlsSocket(socket.socket):
 
     def _send_alert(self) -> None:
         """Send what TLS has to say after an error, if that does not have to wait."""
-        with suppress(OSError):
+        try:
             if not self._unsent:
                 super().send(self._outgoing.read())
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._broke = error
 
     def _notify(self) -> None:
         """Send that nothing follows (close_notify), if that does not have to wait; the peer's is not waited for."""

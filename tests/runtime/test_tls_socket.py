@@ -84,6 +84,21 @@ def test_what_is_sent_from_any_views_arrives_in_any_views(
             accepted.recv_into(bytearray(1))
 
 
+def test_one_call_receives_once_though_no_record_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that sends what the caller gets nothing of, as new keys, must not keep the thread as long as it sends."""
+    monkeypatch.setattr("pdflow_runtime.tls_socket.ENCRYPTED_BYTES", 1000)
+    with tls_pair() as (opened, accepted):
+        assert opened.send(CONTENT[:16_000]) == 16_000
+        target, refused, received = bytearray(16_000), 0, 0
+        while not received:
+            try:
+                received = accepted.recv_into(target)
+            except BlockingIOError:
+                refused += 1
+        assert refused == 16_000 // 1000
+        assert target == CONTENT[:16_000]
+
+
 @pytest.mark.parametrize("orderly", [True, False])
 def test_the_end_comes_behind_all_bytes(orderly: bool) -> None:
     with tls_pair() as (opened, accepted):

@@ -96,6 +96,29 @@ async def test_a_reset_is_no_proof_that_the_target_has_closed(kind: str) -> None
 
 @pytest.mark.trio
 @ENCRYPTED_OR_NOT
+async def test_a_reset_that_comes_together_with_a_fence_is_no_proof_either(kind: str) -> None:
+    """The system reports it once: the end of TLS that the fence sends must not take it from the reader."""
+    async with agents(kind, "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
+        p.memory[:] = b"\x01" * REGION_BYTES
+        box = Middlebox(d.transport.describe())
+        await p.transport.connect("d.r0", await nursery.start(box.run))
+        op = p.write("d.r0", [(0, 0, REGION_BYTES)])
+        while untouched(d):
+            await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()
+        box.open = False
+        box.reset()
+        p.transport.fence("d.r0", 1)
+        assert not await p.ended(op)
+        await trio.testing.wait_all_tasks_blocked()
+        assert Fenced("d.r0") not in p.events
+        box.open = True
+        await p.wait_for(Fenced("d.r0"))
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+@ENCRYPTED_OR_NOT
 async def test_a_new_connection_is_proof_as_well(kind: str) -> None:
     async with agents(kind, "p.r0", "d.r0") as (p, d), trio.open_nursery() as nursery:
         box = Middlebox(d.transport.describe())
