@@ -56,7 +56,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
             with listen("127.0.0.1", 0) as free:
                 port: int = free.getsockname()[1]
             names = (("tls-cert-file", "tls_cert"), ("tls-key-file", "tls_key"), ("tls-ca-cert-file", "tls_ca"))
-            files = [part for option, name in names for part in (f"--{option}", str(folder / name))]
+            files = [argument for option, name in names for argument in (f"--{option}", str(folder / name))]
             clients = "yes" if demands else "no"
             options = ("--tls-port", str(port), "--tls-auth-clients", clients, *files)
             stack.enter_context(kept_server(kind, tmp_path, *options))
