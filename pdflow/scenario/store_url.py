@@ -12,9 +12,12 @@ import attrs
 
 PORT: Final = 6379
 MOST_PORT: Final = 65_535
-EXPECTED: Final = "expected valkey://[USER@]HOST:PORT[/DATABASE], or the same with redis://"
+WITH_TLS: Final = ("valkeys", "rediss")
+EXPECTED: Final = (
+    "expected valkey://[USER@]HOST:PORT[/DATABASE], or the same with redis://; with TLS valkeys:// or rediss://"
+)
 _URL: Final = re.compile(
-    r"(?P<scheme>valkey|redis)://(?:(?P<user>[^:@/?#\s]+)@)?(?P<host>[0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\])"
+    r"(?P<scheme>valkeys?|rediss?)://(?:(?P<user>[^:@/?#\s]+)@)?(?P<host>[0-9A-Za-z._-]+|\[[0-9A-Fa-f:.]+\])"
     r"(?::(?P<port>[0-9]{1,5}))?(?:/(?P<database>[0-9]{1,5})?)?"
 )
 
@@ -26,6 +29,10 @@ class StoreUrl:
     port: int
     user: str | None
     database: int
+
+    @property
+    def tls(self) -> bool:
+        return self.scheme in WITH_TLS
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

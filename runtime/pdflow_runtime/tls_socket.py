@@ -32,6 +32,9 @@ ABOUT_CERTIFICATES: Final = ("certificate", "unknown ca", "access denied")
 _WRONG_TIME: Final = (9, 10)
 """X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED (openssl/x509_vfy.h)."""
 
+_WRONG_NAME: Final = (62, 64)
+"""X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH."""
+
 
 class PlainHttpError(OSError):
     """The client does not use TLS."""
@@ -358,9 +361,11 @@ def failure_text(error: ssl.SSLError, authority: str = "", peer: str = "server")
     is set; needed for errors of a handshake only."""
     reason = (error.reason or str(error)).replace("_", " ").lower()
     if isinstance(error, ssl.SSLCertVerificationError):
-        text = f"certificate verify failed: {error.verify_message}"
+        text = f"certificate verify failed: {error.verify_message.rstrip('.')}"
         if error.verify_code in _WRONG_TIME:
             return f"{text}: renew the {peer}'s certificate, or correct this host's clock"
+        if error.verify_code in _WRONG_NAME:
+            return f"{text}; use a name that the {peer}'s certificate has"
         return f"{text}; {authority} names the file with its authority"
     if reason in ("wrong version number", "http request"):
         return f"the {peer} does not use TLS"

@@ -22,23 +22,38 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples/methods/kv-store.toml"
         ("valkey://127.0.0.1", StoreUrl("valkey", "127.0.0.1", 6379, None, 0)),
         ("redis://kv.example.org:1234/", StoreUrl("redis", "kv.example.org", 1234, None, 0)),
         ("valkey://me@[::1]:1234/7", StoreUrl("valkey", "::1", 1234, "me", 7)),
+        ("valkeys://kv.example.org", StoreUrl("valkeys", "kv.example.org", 6379, None, 0)),
+        ("rediss://me@[::1]:1234/7", StoreUrl("rediss", "::1", 1234, "me", 7)),
     ],
 )
 def test_what_a_url_means(url: str, meant: StoreUrl) -> None:
     assert read_store_url(url) == meant
     assert read_store_url(str(meant)) == attrs.evolve(meant, user=None)  # what people are shown has no user
+    assert meant.tls == (url.split(":")[0] in ("valkeys", "rediss"))
 
 
 @pytest.mark.parametrize(
     "url",
-    ["", "valkey://", "http://a:1", "a:6379", "valkey://a:65536", "valkey://a b", "redis://a/x", "redis://a?db=1"],
+    [
+        "",
+        "valkey://",
+        "http://a:1",
+        "a:6379",
+        "valkey://a:65536",
+        "valkey://a b",
+        "redis://a/x",
+        "valkeyss://a",
+        "redis://a?db=1",
+    ],
 )
 def test_what_is_none(url: str) -> None:
     with pytest.raises(ValueError, match=r"expected valkey://\[USER@\]HOST:PORT"):
         read_store_url(url)
 
 
-@pytest.mark.parametrize("url", ["valkey://:{}@a:1", "redis://me:{}@a", "x://me:{}@@a:b", "valkey://me:{}@"])
+@pytest.mark.parametrize(
+    "url", ["valkey://:{}@a:1", "valkeys://:{}@a:1", "redis://me:{}@a", "x://me:{}@@a:b", "valkey://me:{}@"]
+)
 @given(password=st.text("abcxyz/@:?#", min_size=4))
 def test_a_password_is_refused_and_not_repeated(url: str, password: str) -> None:
     with pytest.raises(ValueError, match=r"contains a password; put it into serve\.store_password_file") as caught:

@@ -132,8 +132,8 @@ class Serve:
     store_url: str | None = field(
         default=None,
         metadata=field_doc(
-            "kv-store: a Valkey or Redis server, valkey://HOST:PORT, that keeps the store's objects when "
-            "store nodes stop",
+            "kv-store: a Valkey or Redis server, valkey://HOST:PORT (valkeys:// with TLS), that keeps the store's "
+            "objects when store nodes stop",
             NOT_EMPTY,
         ),
     )

@@ -18,6 +18,8 @@ from pdflow_runtime.http.sockets import listen
 
 KINDS = ("valkey", "redis")
 UP_S = 20
+WITHOUT_TLS = ("failed finding tls support", "bad directive or wrong number of arguments")
+"""What one that is built without TLS says to `--tls-port`."""
 
 
 def program(kind: str) -> str | None:
@@ -57,6 +59,9 @@ class KeptServer:
                     client.ping()
                 return
             except self.client.ConnectionError:
+                if self.process.poll() is not None and "tls" in (text := self._log.read_text().lower()):
+                    assert any(words in text for words in WITHOUT_TLS), text
+                    pytest.skip(f"needs a {self._command[0]} that is built with TLS")
                 assert time.monotonic() < deadline, self._log.read_text()
                 time.sleep(0.02)
 
