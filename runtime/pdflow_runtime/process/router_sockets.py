@@ -2,9 +2,9 @@
 them keeps.
 
 At the cluster port (serve.cluster_port) engines report and operators order. Its clients have a certificate of the
-cluster's authority. A connection whose client has not shown one is among those of which no request has been whole, and
-of these a quarter of the places is the most: such clients replace each other and no engine. The places of both ports
-are separate, so clients take none from engines either.
+cluster's authority. A connection whose client has not shown one is among those without a whole request, which may be a
+quarter of all: such clients replace each other and no engine. The connections of both ports are counted separately, so
+those of clients replace no engine's either.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OTHER_FILES: Final = 32
 CLUSTER_SHARE: Final = 4
 """For so many connections of clients, the cluster port has one."""
 NEW_SHARE: Final = 4
-"""Of so many connections at the cluster port, one may be that of a client that has not shown its certificate."""
+"""Of so many connections at the cluster port, one may be without a whole request, and so without a certificate."""
 HANDSHAKE_S: Final = 5.0
 """The most that a handshake at the cluster port takes: the time that ranks have for theirs."""
 

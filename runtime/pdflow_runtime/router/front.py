@@ -377,9 +377,11 @@ async def serve(
             for_clients = partial(serve_http, sockets.clients, app, limits, tls=tls)
             servers: list[Server] = [await serving.start(partial(for_clients, ended=app.ended))]
             if sockets.cluster is not None and cluster_tls is not None:
-                places = cluster_limits_of(limits)
-                inside = partial(serve_http, sockets.cluster, app.at_cluster_port, places, tls=cluster_tls.accepting)
-                servers.append(await serving.start(partial(inside, ended=app.ended)))
+                inside = cluster_limits_of(limits)
+                at_cluster = partial(
+                    serve_http, sockets.cluster, app.at_cluster_port, inside, tls=cluster_tls.accepting
+                )
+                servers.append(await serving.start(partial(at_cluster, ended=app.ended)))
                 at = url_of(Coordinates(serve_config.host, servers[-1].port), tls=True)
                 log.info("engines and operators connect to %s, with a certificate of serve.tls_ca", at)
             nursery.start_soon(drain_on_signal, partial(drain, servers), serve_config.drain_s, scope)

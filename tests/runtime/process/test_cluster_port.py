@@ -231,6 +231,23 @@ async def test_only_engines_with_a_certificate_of_the_authority_are_registered(t
 
 
 @pytest.mark.trio
+async def test_store_nodes_report_there_too(tmp_path: Path) -> None:
+    names = ("decode-0", "prefill-0", "router", "store-0")
+    async with guarded(tmp_path) as components:
+        for name in names:
+            components.start(name, "transfer.method=kv-store", "router.on_failure=recompute")
+        await components.healthy()
+        await components.answers()
+        for name in ("decode-0", "prefill-0", "store-0"):
+            registered = f"registered with the router at 127.0.0.1:{components.inside}"
+            assert registered in components.log(name).read_text()
+        for name in names:
+            components.signal(name, signal.SIGTERM)
+        assert [await components.ended(name) for name in names] == [0, 0, 0, 0]
+        assert "Traceback" not in components.logs()
+
+
+@pytest.mark.trio
 async def test_engines_stay_registered_while_half_open_connections_flood_the_cluster_port(tmp_path: Path) -> None:
     async with guarded(tmp_path) as components:
         for name in ("decode-0", "prefill-0", "router"):

@@ -107,12 +107,12 @@ async def test_connections_without_a_certificate_take_no_places_of_engines(tmp_p
 @pytest.mark.trio
 async def test_a_handshake_that_fails_leaves_no_connection(tmp_path: Path) -> None:
     authority = trustme.CA()
-    router, stranger = Member(tmp_path / "router", authority), Member(tmp_path / "stranger", trustme.CA())
+    router, other = Member(tmp_path / "router", authority), Member(tmp_path / "other", trustme.CA())
     limits = cluster_limits_of(HttpLimits(connections=64))
     async with trio.open_nursery() as nursery:
         serving = partial(serve_http, listen(LOCAL, 0), echo, limits, tls=router.tls().accepting)
         server: Server = await nursery.start(serving)
-        client = cluster_client(stranger.tls())
+        client = cluster_client(other.tls())
         for _ in range(8):
             with pytest.raises(Exception, match="certificate verify failed"):
                 await client.dial((LOCAL, server.port))
