@@ -12,6 +12,8 @@ import click
 from pdflow.cli.bench_options import bench_options
 from pdflow.cli.options import SET, as_utf8, client, live, need_out
 
+FILE = click.Path(dir_okay=False, path_type=Path)
+
 
 @click.command()
 @click.argument("scenario", type=click.Path())
@@ -78,14 +80,24 @@ def serve(
 @click.argument("url", default="http://127.0.0.1:8000")
 @click.option("--every", type=click.FloatRange(0.1), default=1.0, metavar="S", help="Seconds between two updates.")
 @click.option("--once", is_flag=True, help="Print one snapshot and exit.")
+@click.option("--cert", type=FILE, metavar="FILE", help="Certificate for a router's cluster port (PEM).")
+@click.option("--key", type=FILE, metavar="FILE", help="The certificate's key (PEM).")
+@click.option("--ca", type=FILE, metavar="FILE", help="The cluster's authority (PEM), serve.tls_ca.")
 @click.pass_context
-def top(ctx: click.Context, /, url: str, every: float, once: bool) -> None:
+def top(ctx: click.Context, /, url: str, every: float, once: bool, **files: Path | None) -> None:
     """Show the state of a live cluster whose router is at URL.
+
+    A router with serve.cluster_port is asked at that port, with --cert, --key and --ca: https://10.0.0.1:8443.
 
     For the router: open requests, requests and tokens per second, its CPU, and times to first token since the update
     before. For each engine: KV blocks, blocks in quarantine, queues and connections. Then the oldest requests.
     """
-    ctx.exit(client(lambda: importlib.import_module("pdflow_runtime.observe.top")).main(url, every, once))
+    given = [path for path in files.values() if path is not None]
+    if given and len(given) != len(files):
+        raise click.UsageError("--cert, --key and --ca belong together: a router's cluster port needs all three")
+    if given and url.startswith("http://"):
+        raise click.UsageError("--cert, --key and --ca are for a URL that begins with https://")
+    ctx.exit(client(lambda: importlib.import_module("pdflow_runtime.observe.top")).main(url, every, once, given))
 
 
 @click.command()

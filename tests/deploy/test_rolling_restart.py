@@ -9,19 +9,20 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import trio
+import trustme
 
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
 from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.security.local_secret import operators_file
+from pdflow_runtime.security.tls import KEYS
 from tests.docs.pages import all_blocks
 from tests.runtime.process.test_roles import SECRET
-from tests.runtime.process.test_two_routers import TwoRouters
+from tests.runtime.process.test_two_routers import TwoRouters, free_port
 from tests.runtime.support.served import ROOT, Served, served
 
 pytestmark = [
@@ -141,26 +142,38 @@ def rolling(tmp_path: Path) -> Iterator[TwoRouters]:
         process.wait()
 
 
-async def engines_at(rolling: TwoRouters, port: int) -> dict[str, Any]:
-    found = (await rolling.state(port))["engines"]
-    assert isinstance(found, dict)
-    return found
+def with_cluster_ports(rolling: TwoRouters) -> dict[int, int]:
+    """Give the cluster certificates, and curl the page's .curlrc for them; return each router's cluster port, by its
+    port for clients."""
+    authority = trustme.CA()
+    issued = authority.issue_cert(HOST)
+    authority.cert_pem.write_to_path(rolling.folder / "ca.crt")
+    issued.cert_chain_pems[0].write_to_path(rolling.folder / "host.crt")
+    issued.private_key_pem.write_to_path(rolling.folder / "host.key")
+    (rolling.folder / ".curlrc").write_text(BLOCKS[".curlrc"].replace("/etc/pdflow", str(rolling.folder)))
+    files = zip(KEYS, ("host.crt", "host.key", "ca.crt"), strict=True)
+    rolling.tls = [f"serve.{key}={rolling.folder / file}" for key, file in files]
+    return {rolling.port: free_port(), rolling.other: free_port()}
 
 
+@pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.trio
-async def test_components_of_several_hosts(rolling: TwoRouters) -> None:
-    folder, urls = rolling.folder, {port: f"http://{HOST}:{port}" for port in (rolling.port, rolling.other)}
-    hosts = {"host-a": rolling.port, "host-b": rolling.other}
-    routers = f"serve.router={HOST}:{rolling.port}, {HOST}:{rolling.other}"
-    more = ("pool.prefill.replicas=2", "pool.decode.replicas=2", routers)
+async def test_components_of_several_hosts(rolling: TwoRouters, guarded: bool) -> None:
+    folder, hosts = rolling.folder, {"host-a": rolling.port, "host-b": rolling.other}
+    inside = with_cluster_ports(rolling) if guarded else {port: port for port in hosts.values()}
+    urls = {port: f"http{'s' if guarded else ''}://{HOST}:{inside[port]}" for port in hosts.values()}
+    more = ("pool.prefill.replicas=2", "pool.decode.replicas=2")
     engines = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
     def start(unit: str, host: str) -> None:
+        port = hosts.get(host, rolling.port)
+        routers = ", ".join(f"{HOST}:{at}" for at in inside.values())
+        settings = (f"serve.router={routers}", *([f"serve.cluster_port={inside[port]}"] if guarded else []))
         if unit == "pdflow-router":
-            rolling.start("router", *more, port=hosts[host])
+            rolling.start("router", *more, *settings, port=port)
             rolling.processes[host] = rolling.processes.pop("router")
         else:
-            rolling.start(unit.partition("@")[2], *more)
+            rolling.start(unit.partition("@")[2], *more, *settings)
 
     restarted = []
 
@@ -184,15 +197,16 @@ async def test_components_of_several_hosts(rolling: TwoRouters) -> None:
     await rolling.both_healthy()
     await rolling.answers()
     with trio.fail_after(60):
-        for port in urls:
-            while None in (await engines_at(rolling, port)).values():
-                await trio.sleep(0.1)
+        while rolling.logs().count("registered with the router") < len(engines) * len(hosts):
+            await trio.sleep(0.1)
     (folder / "routers").write_text("".join(f"{url}\n" for url in urls.values()))
-    load = Load(lambda: [int(url.rpartition(":")[2]) for url in (folder / "routers").read_text().split()])
+    ports = {url: port for port, url in urls.items()}
+    load = Load(lambda: [ports[url] for url in (folder / "routers").read_text().split()])
     assert settings_of("settings") == {"ROUTERS", "ENGINES"}
     settings = {
         "ROUTERS": " ".join(f"{host}={urls[port]}" for host, port in hosts.items()),
         "ENGINES": " ".join(f"elsewhere={engine}" for engine in engines),
+        "CURL_HOME": str(folder),
     }
     async with trio.open_nursery() as nursery:
         nursery.start_soon(restarts)

@@ -55,6 +55,15 @@ class Serve:
             CONNECTIONS,
         ),
     )
+    cluster_port: int | None = field(
+        default=None,
+        metadata=field_doc(
+            "second port of the router, on `host`, with mutual TLS, for reports of engines, for /admin (which `port` "
+            "then refuses) and for all other requests: clients must present a certificate of `tls_ca`. `router` then "
+            "names cluster ports. Needs `tls_cert`, `tls_key` and `tls_ca`; 0: any free port",
+            PORT,
+        ),
+    )
     engine_host: str = field(
         default="127.0.0.1",
         metadata=field_doc("address that an engine listens on and at which all other processes reach it", NOT_EMPTY),
@@ -63,7 +72,7 @@ class Serve:
         default=None,
         metadata=field_doc(
             "HOST:PORT at which separately started engines reach the router, or several, separated by commas; "
-            "default: `host` and `port`",
+            "default: `host` and `cluster_port`, or else `port`",
             NOT_EMPTY,
         ),
     )
@@ -106,7 +115,8 @@ class Serve:
         default=None,
         metadata=field_doc(
             "file with this process's certificate (PEM), relative to the scenario file; connections between ranks, KV "
-            "over tcp and requests of the router to engines then use TLS. It is read again when it changes",
+            "over tcp and requests of the router to engines then use TLS, and with `cluster_port` reports to it. It is "
+            "read again when it changes",
             NOT_EMPTY,
         ),
     )

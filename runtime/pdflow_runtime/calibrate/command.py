@@ -17,11 +17,12 @@ from pdflow.scenario.reading.editable import Scenario
 from pdflow.scenario.reading.load import read, resolve
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.bench.asked import BenchOptions
+from pdflow_runtime.bench.sender import RequestTarget
 from pdflow_runtime.bench.target import model_of, server_of
 from pdflow_runtime.build import engines_of, refuse_what_is_not_served
 from pdflow_runtime.calibrate.delays import api_server_s, delays, link_values
 from pdflow_runtime.calibrate.files import Measured, values_of, write
-from pdflow_runtime.calibrate.probe import Probe, ProbeError, rounds
+from pdflow_runtime.calibrate.probe import NOTES, NotesSource, Probe, ProbeError, rounds
 from pdflow_runtime.calibrate.steps import StepFit, TooFewStepsError, fit_steps, steps_seen
 from pdflow_runtime.calibrate.traffic import drawn, rate_at
 from pdflow_runtime.clock import now_ns, wall_offset_ns
@@ -32,6 +33,7 @@ from pdflow_runtime.observe.event_log import Moved, Page, RequestReceived
 from pdflow_runtime.process.addresses import reached_at, url_of
 from pdflow_runtime.process.processes import leaves
 from pdflow_runtime.security.client_tls import uses_tls
+from pdflow_runtime.security.tls import cluster_client, tls_of
 from pdflow_runtime.tls_socket import client_context
 
 BUSY: Final = 0.35
@@ -69,9 +71,10 @@ async def probed(scenario: ResolvedScenario, asked: BenchOptions) -> Measured:
     rest."""
     server = server_of(asked)
     client = HttpClient(connect_s=10.0, tls=client_context() if server.tls else None)
+    notes = notes_source(scenario, server)
     try:
         model = await model_of(client, server, asked)
-        probe = Probe(client, server, model, scenario.seed)
+        probe = Probe(client, server, model, scenario.seed, notes)
         await probe.fetch()
         await probe.send_all(rounds(scenario, open_prompts(scenario).context_tokens))
         steps = steps_of(scenario, probe.pages())
@@ -81,6 +84,17 @@ async def probed(scenario: ResolvedScenario, asked: BenchOptions) -> Measured:
         return measured_of(scenario, probe.pages(), since)
     finally:
         client.close()
+        if notes is not None:
+            notes.client.close()
+
+
+def notes_source(scenario: ResolvedScenario, server: RequestTarget) -> NotesSource | None:
+    """Return where to fetch notes from a router that answers operators at its cluster port; None for one that does so
+    at its port for clients. ScenarioError if the certificates of [serve] cannot be used."""
+    port = scenario.serve.cluster_port
+    if not port:
+        return None
+    return NotesSource(RequestTarget(server.host, port, NOTES, tls=True), cluster_client(tls_of(scenario)))
 
 
 def steps_of(scenario: ResolvedScenario, pages: Sequence[Page]) -> dict[str, StepFit]:

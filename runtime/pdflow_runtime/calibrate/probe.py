@@ -7,7 +7,7 @@ Notes are fetched after each round, before later ones push them out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import attrs
 import msgspec
@@ -72,13 +72,23 @@ def rounds(scenario: ResolvedScenario, context_tokens: int) -> Iterator[Round]:
             yield Round(tuple((size, TOGETHER_TOKENS) for size in sizes))
 
 
+class NotesSource(NamedTuple):
+    """Where a cluster's notes are fetched: its address, and the client for it."""
+
+    at: RequestTarget
+    client: HttpClient
+
+
 class Probe:
     """Sends requests to one cluster, and collects the notes of its processes. Args: `server` has the headers of
-    clients' requests."""
+    clients' requests; `notes`, if the notes are fetched elsewhere."""
 
-    def __init__(self, client: HttpClient, server: RequestTarget, model: str, seed: int) -> None:
+    def __init__(
+        self, client: HttpClient, server: RequestTarget, model: str, seed: int, notes: NotesSource | None = None
+    ) -> None:
         self._client: Final = client
-        self._signer: Final = operators_signer(server.host, server.port)
+        self._notes: Final = NotesSource(server._replace(path=NOTES), client) if notes is None else notes
+        self._signer: Final = operators_signer(self._notes.at.host, self._notes.at.port)
         self._at: Final = server._replace(path=COMPLETIONS)
         self._form: Final = RequestForm(path=COMPLETIONS, model=model, ignore_eos=True, sampling={"temperature": 0.0})
         self._contents: Final = Contents(seed, 1)
@@ -135,15 +145,15 @@ class Probe:
 
     async def fetch(self) -> None:
         """Fetch what all processes have noted since the last call."""
-        host, port = self._at.host, self._at.port
+        at, client = self._notes
         try:
             signed = self._signer.sign(ROUTER, "GET", NOTES, b"")
-            async with self._client.request("GET", host, port, NOTES, signed) as response:
+            async with client.request("GET", at.host, at.port, NOTES, signed) as response:
                 body = await response.read(MOST_BYTES)
                 if response.status != 200:
-                    raise ProbeError(f"{self._at._replace(path=NOTES).url}: HTTP {response.status}: {body[:200]!r}")
+                    raise ProbeError(f"{at.url}: HTTP {response.status}: {body[:400]!r}")
         except UpstreamError as error:
-            raise ProbeError(f"{self._at._replace(path=NOTES).url} does not answer: {error}") from None
+            raise ProbeError(f"{at.url} does not answer: {error}") from None
         for page in msgspec.json.decode(body, type=list[Page]):
             before = self._pages.get(page.node)
             self._pages[page.node] = page if before is None else continued(before, page)

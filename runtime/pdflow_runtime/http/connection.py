@@ -43,7 +43,7 @@ _NOT_TLS = Refusal(400, "this port uses TLS: send the request to https://")
 _NO_CERTIFICATE = Refusal(
     401,
     "this port uses TLS, and clients must present a certificate of the cluster's authority: set serve.tls_cert, "
-    "tls_key and tls_ca where the request comes from",
+    "tls_key and tls_ca where the request comes from, and serve.cluster_port, if this is a router's",
 )
 _REJECTIONS = LineASecond()
 

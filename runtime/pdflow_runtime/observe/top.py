@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -14,11 +16,12 @@ from rich.text import Text
 
 from pdflow.errors import EXIT_BAD_INPUT, EXIT_DONE, PdflowError
 from pdflow_runtime.http.client import HttpClient
-from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.errors import OpenAIError, UpstreamError
 from pdflow_runtime.observe.router_figures import Rates, RouterFigures, rates
 from pdflow_runtime.process.processes import run_to_exit_code
 from pdflow_runtime.process.reports import ROUTER
 from pdflow_runtime.security.signed import operators_signer
+from pdflow_runtime.security.tls import operators_client
 from pdflow_runtime.tls_socket import client_context
 
 STATE: Final = "/admin/state"
@@ -117,20 +120,32 @@ async def ask(client: HttpClient, host: str, port: int) -> dict[str, Any]:
             return state
     except (UpstreamError, msgspec.DecodeError) as error:
         raise NoClusterError(f"{host}:{port}: {error}") from None
+    refusal = OpenAIError.from_response(response.status, answer)
+    problem = f"HTTP {response.status}" if refusal is None else f"HTTP {response.status}: {refusal}"
     secret = "; set PDFLOW_SECRET to the cluster's secret" if response.status == 401 else ""
-    raise NoClusterError(
-        f"{host}:{port} is not a pdflow router, or rejects this request: HTTP {response.status}{secret}"
-    )
+    raise NoClusterError(f"{host}:{port} is not a pdflow router, or rejects this request: {problem}{secret}")
 
 
-def main(url: str, every_s: float, once: bool) -> int:
-    """Run the command; return the exit code."""
-    split_url = urlsplit(url if "//" in url else f"http://{url}")
+def client_of(tls: bool, files: Sequence[Path]) -> HttpClient:
+    """Return the client of a router, with the certificate in these files, if there are any. NoClusterError if they
+    cannot be used."""
+    if not files:
+        return HttpClient(tls=client_context() if tls else None)
+    try:
+        return operators_client(*files)
+    except OSError as error:
+        raise NoClusterError(f"{', '.join(map(str, files))}: {error}") from None
+
+
+def main(url: str, every_s: float, once: bool, files: Sequence[Path] = ()) -> int:
+    """Run the command; return the exit code. Args: `files`: of this side's certificate, its key, and the authority of
+    the cluster; empty where the router asks for no certificate."""
+    split_url = urlsplit(url if "//" in url else f"{'https' if files else 'http'}://{url}")
     tls = split_url.scheme == "https"
     host, port = split_url.hostname or "127.0.0.1", split_url.port or (443 if tls else 80)
 
     async def run() -> None:
-        client = HttpClient(tls=client_context() if tls else None)
+        client = client_of(tls, files)
         try:
             console = Console(highlight=False)
             before = await ask(client, host, port)

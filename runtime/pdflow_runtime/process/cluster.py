@@ -6,8 +6,8 @@ own. An engine that ends again and again is restarted after longer pauses; one t
 to. The router says which engines are to be added.
 
 A router whose process ends is started again. The engines stay, with their KV: they cancel the requests of the router's
-closed connections, and KV that no engine fetches any more is free when its lease ends. The supervisor owns the socket
-at which the router accepts: the next router has the same port, and a client that connects in between waits for it. A
+closed connections, and KV that no engine fetches any more is free when its lease ends. The supervisor owns the sockets
+at which the router accepts: the next router has the same ports, and a client that connects in between waits for it. A
 router that ends ROUTER_STARTS times in a row before it is ready, or soon after, ends the cluster (EXIT_ROUTER_LOST).
 
 To stop, the router is drained first, then the decode engines: no new prompt comes by then, and what they still hold has
@@ -19,13 +19,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 import trio
@@ -52,6 +50,7 @@ from pdflow_runtime.process.addresses import (
 from pdflow_runtime.process.devices import Environment
 from pdflow_runtime.process.processes import drain_on_signal, exit_text
 from pdflow_runtime.process.router_pipe import RouterPipe
+from pdflow_runtime.process.router_sockets import RouterSockets
 from pdflow_runtime.security.local_secret import new_secret
 from pdflow_runtime.security.secret import LOCAL_VARIABLE, secret_of
 from pdflow_runtime.store.build import stores_of
@@ -97,7 +96,7 @@ class ComponentProcess:
 
 class Cluster:
     """The processes of a cluster. Args: those that every process is started with: the scenario, its file, and what
-    replaces values of it; variables of the environment, by process; and the socket at which the router accepts."""
+    replaces values of it; variables of the environment, by process; and the sockets at which the router accepts."""
 
     def __init__(
         self,
@@ -106,7 +105,7 @@ class Cluster:
         overrides: tuple[str, ...],
         record: Record,
         environments: Mapping[str, Environment],
-        listener: socket.socket,
+        sockets: RouterSockets,
     ) -> None:
         self.scenario: Final = scenario
         self.environments: Final = environments
@@ -124,7 +123,7 @@ class Cluster:
         self.secret: Final[dict[str, str]] = {} if secret_of(scenario) else {LOCAL_VARIABLE: new_secret()}
         """A secret that was made for this cluster, in the environment of its processes."""
         self.link: Final = RouterPipe()
-        self._listener: Final = listener
+        self._sockets: Final = sockets
         self._started: Final[set[str]] = set(self.engines)
         """Engines that run or are being started."""
         self._restarting_router: Final = trio.CancelScope()
@@ -192,8 +191,9 @@ class Cluster:
         )
 
     async def _start_router(self) -> ComponentProcess:
-        listener = self._listener.fileno()
-        return await self._start(ROUTER, "pdflow_runtime.router.front", "--listener", str(listener), inherits=listener)
+        descriptors = self._sockets.descriptors
+        arguments = [argument for descriptor in descriptors for argument in ("--listener", str(descriptor))]
+        return await self._start(ROUTER, "pdflow_runtime.router.front", *arguments, inherits=descriptors)
 
     async def _end_engines(self) -> None:
         """End all engines, once no request can come. Decode engines end first: what they hold may wait for a message of
@@ -235,7 +235,7 @@ class Cluster:
     def stop(self) -> None:
         """Stop the router, and after it the engines. Clients that connect from now on are refused."""
         self.stopping = True
-        self._listener.close()
+        self._sockets.close()
         if self.router.process.poll() is None:
             end(self.router.process)
         else:
@@ -244,9 +244,9 @@ class Cluster:
     async def _start_engine(self, name: str) -> ComponentProcess:
         return await self._start(name, "pdflow_runtime.process.worker", "--name", name)
 
-    async def _start(self, name: str, module: str, *args: str, inherits: int | None = None) -> ComponentProcess:
+    async def _start(self, name: str, module: str, *args: str, inherits: Sequence[int] = ()) -> ComponentProcess:
         """Start a process, and wait for the line in which it reports that it is up. StartError if none comes. Args:
-        `inherits`, a file descriptor that the process gets."""
+        `inherits`, file descriptors that the process gets."""
         command = [sys.executable, "-m", module, *self.common, *args]
         # Engines keep to this host, so UCX does.
         environment = {
@@ -262,7 +262,7 @@ class Cluster:
             stdout=subprocess.PIPE,
             env=environment,
             start_new_session=True,
-            pass_fds=() if inherits is None else (inherits,),
+            pass_fds=inherits,
         )
         self.processes[name] = process
         assert process.stdin is not None
@@ -344,8 +344,9 @@ class Cluster:
                 self._nursery.start_soon(self._begin, name)
 
     def _router_at(self) -> Coordinates:
-        at = urlsplit(self.router.first_line.decode().strip())
-        return Coordinates(reached_at(at.hostname or ""), at.port or 0)
+        """Return where engines report."""
+        port = self._sockets.port if self._sockets.cluster_port is None else self._sockets.cluster_port
+        return Coordinates(reached_at(self.scenario.serve.host), port)
 
 
 def end(process: trio.Process) -> None:

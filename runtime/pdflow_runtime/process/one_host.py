@@ -4,7 +4,6 @@ is swept when it has ended."""
 from __future__ import annotations
 
 import logging
-import socket
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,12 +29,12 @@ from pdflow_runtime.process.devices import gpu_environments
 from pdflow_runtime.process.logs import log_to_stderr
 from pdflow_runtime.process.processes import run_to_exit_code
 from pdflow_runtime.process.reports import other_routers
-from pdflow_runtime.router.front import listening
+from pdflow_runtime.process.router_sockets import RouterSockets, opened
 from pdflow_runtime.security.api_keys import api_keys_of
 from pdflow_runtime.security.client_tls import client_tls_of, uses_tls
 from pdflow_runtime.security.local_secret import written_for_operators
 from pdflow_runtime.security.secret import LOCAL_VARIABLE, secret_of
-from pdflow_runtime.security.tls import tls_of
+from pdflow_runtime.security.tls import KEYS, tls_of
 from pdflow_runtime.simulated_only import live_notes
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.store.server import check_server
@@ -45,8 +44,8 @@ from pdflow_runtime.transports.region import sweep
 log = logging.getLogger(__name__)
 
 
-def prepare(scenario: ResolvedScenario) -> socket.socket:
-    """Check once what every process would complain of, and make what they share. Returns the socket at which the
+def prepare(scenario: ResolvedScenario) -> RouterSockets:
+    """Check once what every process would complain of, and make what they share. Returns the sockets at which the
     router accepts."""
     serve_config = scenario.serve
     transport_named(serve_config.transport)
@@ -73,22 +72,27 @@ def prepare(scenario: ResolvedScenario) -> socket.socket:
             "several hosts start each component with --role (docs/hosts.md)"
         )
         raise ScenarioError([Problem(scenario.path, "serve.engine_host", problem)])
-    return listening(scenario)
+    return opened(scenario)
 
 
 @contextmanager
-def operators_file_of(cluster: Cluster, listener: socket.socket) -> Iterator[None]:
+def operators_file_of(cluster: Cluster, sockets: RouterSockets) -> Iterator[None]:
     """Keep the file with the cluster's own secret, if it has one, for operators of this host."""
     text = cluster.secret.get(LOCAL_VARIABLE)
     if text is None:
         yield
         return
-    host, port = reached_at(cluster.scenario.serve.host), listener.getsockname()[1]
+    serve_config = cluster.scenario.serve
+    host, port, options = reached_at(serve_config.host), sockets.port, ""
+    if sockets.cluster_port is not None:
+        port = sockets.cluster_port
+        files = zip(("--cert", "--key", "--cacert"), (getattr(serve_config, key) for key in KEYS), strict=True)
+        options = "".join(f"{option} {cluster.scenario.base_dir / file} " for option, file in files)
     with ExitStack() as stack:
         try:
             path = stack.enter_context(written_for_operators(host, port, text))
-            at = url_of(Coordinates(host, port), uses_tls(cluster.scenario))
-            log.info("operators: curl -H @%s %s/admin/state", path, at)
+            at = url_of(Coordinates(host, port), bool(options) or uses_tls(cluster.scenario))
+            log.info("operators: curl %s-H @%s %s/admin/state", options, path, at)
         except OSError as error:
             log.warning(
                 "/admin and pdflow top cannot be used: the file with the secret cannot be written (%s): set "
@@ -113,7 +117,7 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
     """Run a cluster, from the first process to the last. Its URL is the first line on stdout."""
     refuse_what_is_not_served(scenario)
     environments = gpu_environments(scenario)
-    listener = prepare(scenario)
+    sockets = prepare(scenario)
     if is_synthetic(scenario):
         log.info(
             "engines are synthetic: they compute no model; each step lasts as long as the scenario's cost model says"
@@ -121,7 +125,7 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
     for note in live_notes(scenario):
         log.info("note: %s", note)
     record.begin()
-    cluster = Cluster(scenario, file, overrides, record, environments, listener)
+    cluster = Cluster(scenario, file, overrides, record, environments, sockets)
 
     def up(url: str) -> None:
         sys.stdout.write(url + "\n")
@@ -130,10 +134,10 @@ async def serve(scenario: ResolvedScenario, file: str, overrides: tuple[str, ...
 
     sweep()  # what a cluster has left that was killed itself
     try:
-        with operators_file_of(cluster, listener):
+        with operators_file_of(cluster, sockets):
             await cluster.run(up)
     finally:
-        listener.close()
+        sockets.close()
         with trio.CancelScope(shield=True):
             await kill(cluster.processes.values())
         if record.conclude(scenario) is not None:

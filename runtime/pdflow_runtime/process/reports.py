@@ -9,7 +9,6 @@ from there. An engine that has not reported for too long is no member; that is d
 from __future__ import annotations
 
 import logging
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 from urllib.parse import urlsplit
@@ -33,28 +32,42 @@ from pdflow_runtime.process.addresses import (
     reached_at,
     read_report_answer,
 )
+from pdflow_runtime.security.client_tls import reporting_context
 from pdflow_runtime.security.signed import Signer
+from pdflow_runtime.security.tls import Tls, cluster_client
 
 log = logging.getLogger(__name__)
 
 PATH: Final = "/admin/engines"
 ROUTER: Final = "router"
 """The name of the router, for which requests to it are signed."""
+BY_CERTIFICATE: Final = (
+    "; serve.router must name the router's serve.cluster_port, and both sides need certificates of one authority: "
+    "serve.tls_cert, tls_key and tls_ca (docs/hosts.md)"
+)
+"""What an operator has to know when a report to the cluster port fails for want of TLS."""
 
 
 class Reporter:
     """Sends the reports of one engine. Args: `address` is the report that is sent, every `every_s`. Nothing is sent
-    before the router is set; `tls`, where the router uses it."""
+    before the router is set; `client`, of this reporter alone, sends it; `tls_remedy` follows a report's failure for
+    want of TLS in the log."""
 
     def __init__(
-        self, address: EngineAddress, signer: Signer, every_s: float, tls: ssl.SSLContext | None = None
+        self,
+        address: EngineAddress,
+        signer: Signer,
+        every_s: float,
+        client: HttpClient | None = None,
+        tls_remedy: str = "",
     ) -> None:
         self.address = address
         self.router: Coordinates | None = None
         self._router_known: Final = trio.Event()
         self._signer: Final = signer
         self._every_s: Final = every_s
-        self._client: Final = HttpClient(tls=tls)
+        self._client: Final = HttpClient() if client is None else client
+        self._tls_remedy: Final = tls_remedy
         self._last_result = "nothing"
         """The result of the last report; logged when it changes."""
         self._leaving = False
@@ -104,7 +117,9 @@ class Reporter:
                     result = "" if response.status == 200 else str(error or response.status)
                     if not result:
                         self.address = msgspec.structs.replace(self.address, drained=read_report_answer(answer).drained)
-        except (UpstreamError, msgspec.DecodeError) as error:
+        except UpstreamError as error:
+            result = f"{error}{self._tls_remedy}" if error.kind == "tls" else str(error)
+        except msgspec.DecodeError as error:
             result = str(error)
         if result != self._last_result:
             self._last_result = result
@@ -117,6 +132,16 @@ class Reporter:
                 )
             else:
                 log.info("registered with the router at %s:%d", at.host, at.port)
+
+
+def reporter_of(
+    scenario: ResolvedScenario, tls: Tls | None, address: EngineAddress, signer: Signer, every_s: float
+) -> Reporter:
+    """Return a reporter that connects to routers as the scenario says: to their cluster ports by the certificates of
+    `tls`, to their ports for clients as clients do."""
+    if scenario.serve.cluster_port is None:
+        return Reporter(address, signer, every_s, HttpClient(tls=reporting_context(scenario)))
+    return Reporter(address, signer, every_s, cluster_client(tls), BY_CERTIFICATE)
 
 
 class RouterReporters:
@@ -147,7 +172,8 @@ def routers_at(scenario: ResolvedScenario) -> list[Coordinates]:
     scenario does not say it."""
     serve_config = scenario.serve
     if serve_config.router is None:
-        return [_router_at(scenario, f"{serve_config.host}:{serve_config.port}", own_router(scenario))]
+        own = own_router(scenario)
+        return [_router_at(scenario, f"{serve_config.host}:{own.port}", own)]
     return [_router_at(scenario, text, _split(text)) for text in map(str.strip, serve_config.router.split(","))]
 
 
@@ -159,7 +185,10 @@ def other_routers(scenario: ResolvedScenario) -> list[Coordinates]:
 
 
 def own_router(scenario: ResolvedScenario) -> Coordinates:
-    return Coordinates(reached_at(scenario.serve.host), scenario.serve.port)
+    """Return the address to which engines report at the router of this scenario's own keys."""
+    serve_config = scenario.serve
+    port = serve_config.port if serve_config.cluster_port is None else serve_config.cluster_port
+    return Coordinates(reached_at(serve_config.host), port)
 
 
 def _split(text: str) -> Coordinates:

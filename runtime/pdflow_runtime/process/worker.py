@@ -40,8 +40,7 @@ from pdflow_runtime.observe.spans import spans_of
 from pdflow_runtime.process.addresses import EngineAddress, is_loopback, reached_at, read_router
 from pdflow_runtime.process.component import HEARTBEAT_S, arguments, record_of, run_component
 from pdflow_runtime.process.processes import drain_on_signal, end_process, read_stdin
-from pdflow_runtime.process.reports import Reporter, RouterReporters, other_routers, routers_at
-from pdflow_runtime.security.client_tls import reporting_context
+from pdflow_runtime.process.reports import Reporter, RouterReporters, other_routers, reporter_of, routers_at
 from pdflow_runtime.security.secret import secret_beyond_loopback
 from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.security.tls import Tls, tls_of
@@ -76,12 +75,11 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     address = EngineAddress(name, http, ranks, node.config.incarnation, wall_ns())
     every_ns = heartbeat_ns(scenario)
     every_s = HEARTBEAT_S if every_ns is None else every_ns / S
-    reports_tls = reporting_context(scenario)
-    reporters = [Reporter(address, Signer(secret), every_s, reports_tls) for _ in routers]
+    reporters = [reporter_of(scenario, tls, address, Signer(secret), every_s) for _ in routers]
     for reporter, router in zip(reporters, routers, strict=True):
         reporter.set_router(router)
     child_every_s = math.inf if every_ns is None else every_s
-    started_by = Reporter(address, Signer(secret), child_every_s, reports_tls) if child else None
+    started_by = reporter_of(scenario, tls, address, Signer(secret), child_every_s) if child else None
     try:
         with record.of(node, scenario, node.config.incarnation):
             if spans is not None and isinstance(node, LiveEngineNode):

@@ -2,16 +2,15 @@
 
 Its first line on stdout is its URL. Engines report to it (`reports.py`). With --child it reads from stdin as well which
 are up and which are gone (a line of JSON for each, `addresses.py`), writes the operator's orders to stdout, and ends
-when stdin does. It then accepts connections at the supervisor's socket (--listener), after the supervisor has reported
-all engines: the socket and its waiting clients outlive this process. SIGTERM drains it: it takes no new connections,
-and ends with the last answer that has begun.
+when stdin does. It then accepts connections at the supervisor's sockets (--listener), after the supervisor has
+reported all engines: the sockets and their waiting clients outlive this process. With serve.cluster_port, engines and
+operators use that port, with certificates of the cluster, and /admin is refused at the other one. SIGTERM drains the
+router: it takes no new connections, and ends with the last answer that has begun.
 """
 
 from __future__ import annotations
 
 import logging
-import resource
-import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -20,19 +19,17 @@ from typing import Final
 import msgspec
 import trio
 
-from pdflow.errors import Problem, ScenarioError
 from pdflow.scenario.schema.scenario import ResolvedScenario
 from pdflow_runtime.build import LiveBuilder, engines_of
 from pdflow_runtime.http.ended import EndedRequest
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import Headers, HttpLimits, HttpRequest
+from pdflow_runtime.http.messages import Headers, HttpRequest
 from pdflow_runtime.http.openai.chat import ChatRequest, read_chat
 from pdflow_runtime.http.openai.completion import CompletionRequest, read_completion
 from pdflow_runtime.http.openai.fields import Fields
 from pdflow_runtime.http.openai.sampling import AnswerOptions
 from pdflow_runtime.http.responder import Responder
-from pdflow_runtime.http.server import serve_http
-from pdflow_runtime.http.sockets import listen
+from pdflow_runtime.http.server import Server, serve_http
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.nodes.models import open_prompts
 from pdflow_runtime.observe.access_log import AccessLog, logged
@@ -53,6 +50,7 @@ from pdflow_runtime.process.component import arguments, record_of, run_component
 from pdflow_runtime.process.malloc import keep_returning, limit_heap
 from pdflow_runtime.process.processes import drain_on_signal, read_stdin
 from pdflow_runtime.process.reports import ROUTER
+from pdflow_runtime.process.router_sockets import RouterSockets, cluster_limits_of, inherited, limits_of, opened
 from pdflow_runtime.router.admin import Admin
 from pdflow_runtime.router.body_reader import BodyReader
 from pdflow_runtime.router.call import Call, encoded_prompt
@@ -71,7 +69,7 @@ from pdflow_runtime.security.host_header import HostCheck
 from pdflow_runtime.security.reloaded import Reloaded
 from pdflow_runtime.security.secret import local_secret, secret_beyond_loopback, secret_of
 from pdflow_runtime.security.signed import Gate, Signer
-from pdflow_runtime.security.tls import cluster_client, tls_of
+from pdflow_runtime.security.tls import Tls, cluster_client, tls_of
 from pdflow_runtime.store.build import stores_of
 from pdflow_runtime.tls_socket import TlsNow
 from pdflow_runtime.transports.named import transport_named
@@ -80,23 +78,17 @@ log = logging.getLogger(__name__)
 
 LATER_S: Final = 5.0
 """Time after a request's deadline for an engine, which keeps the deadline itself, to answer."""
-FILES_PER_CONNECTION: Final = 3
-"""A client's socket, and those of its two legs."""
 FILES_PER_CHOICE: Final = 4
 """A pair of sockets, and those of the two legs."""
 CHOICES: Final = 1024
 """Answers at once to requests for several, where descriptors are plenty."""
-RESERVE: Final = 64
-"""Further clients, which ask for health or are operators. Where descriptors are scarce there are none, and every client
-waits."""
-OTHER_FILES: Final = 32
-"""Descriptors of the process itself."""
 FORWARDED: Final = (b"traceparent", b"tracestate", SESSION)
 """Headers of a client that go with every leg."""
 
 
 class Front:
-    """The router's HTTP API: that of clients, and behind the gate that of operators."""
+    """The router's HTTP API: that of clients, and behind the gate that of operators. Called as a function, it answers
+    the requests at the port for clients."""
 
     def __init__(
         self, node: LiveRouterNode, prompts: Prompts, admin: Admin, gate: Gate | None, hosts: HostCheck | None = None
@@ -120,11 +112,23 @@ class Front:
         self.choice_slots: Final = trio.CapacityLimiter(CHOICES)
         """Of single answers to requests for several."""
         self.traces: RequestTraces | None = None
+        self.cluster_port: int | None = None
+        """The port at which requests to /admin are answered; None: at that for clients."""
 
     async def __call__(self, request: HttpRequest, responder: Responder) -> None:
+        await self._respond(request, responder, self.cluster_port)
+
+    async def at_cluster_port(self, request: HttpRequest, responder: Responder) -> None:
+        """Answer a request at the cluster port."""
+        await self._respond(request, responder, None)
+
+    async def _respond(self, request: HttpRequest, responder: Responder, operators_at: int | None) -> None:
+        """Answer a request. Args: `operators_at`, the port to which operators are referred; None: they are answered."""
         if self.traces is not None:
             responder.details = self.traces.begin(request, responder.begun_ns)
         try:
+            if operators_at is not None and request.path.startswith("/admin/"):
+                raise referral(operators_at)
             await self._answer(request, responder)
         except OpenAIError as error:
             headers = (*error.headers, CHALLENGE) if error.status == 401 else error.headers
@@ -264,21 +268,33 @@ class Front:
         return all(any(members.is_up(info.engine) for info in infos) for infos in (node.prefill, node.decode) if infos)
 
 
+def referral(cluster_port: int) -> OpenAIError:
+    """Return the refusal of an operator's or an engine's request at the port for clients."""
+    return OpenAIError(
+        403,
+        f"/admin is answered at the cluster port {cluster_port} only (serve.cluster_port), to clients with a "
+        "certificate of the cluster's authority: use --cert, --key and --ca of pdflow top, --cert, --key and --cacert "
+        "of curl; serve.router must name that port",
+        code="forbidden",
+    )
+
+
 def trace_at(responder: Responder) -> RequestTrace | None:
     """Return the spans of the request that this responder answers, if it has any."""
     return responder.details if isinstance(responder.details, RequestTrace) else None
 
 
-async def front(scenario: ResolvedScenario, child: bool, record: Record, descriptor: int | None = None) -> None:
-    """Make the router, and serve until drained or cancelled. Args: `descriptor`, of an inherited socket that listens at
-    the router's address; None: one is made."""
+async def front(scenario: ResolvedScenario, child: bool, record: Record, descriptors: list[int]) -> None:
+    """Make the router, and serve until drained or cancelled. Args: `descriptors`, of inherited sockets that listen at
+    the router's addresses; without any, they are made."""
     serve_config = scenario.serve
     secret = (secret_of(scenario) or local_secret()) if child else secret_beyond_loopback(scenario, "host")
     hosts = HostCheck((serve_config.host, *serve_config.host_names))
     gate = None if secret is None and not is_loopback(serve_config.host) else Gate(secret, ROUTER, hosts=hosts)
     builder = LiveBuilder(scenario, transport_named(serve_config.transport))
     prefill, decode = ([builder.info_of(name) for name in seats_of(scenario, role)] for role in ("prefill", "decode"))
-    client, prompts = cluster_client(tls_of(scenario)), open_prompts(scenario)
+    cluster_tls = tls_of(scenario)
+    client, prompts = cluster_client(cluster_tls), open_prompts(scenario)
     node = LiveRouterNode(
         governed_of(builder),
         prefill,
@@ -298,47 +314,14 @@ async def front(scenario: ResolvedScenario, child: bool, record: Record, descrip
     app.keys, tls = api_keys_of(scenario), client_tls_of(scenario)
     if (spans := spans_of(scenario, ROUTER, follows=False)) is not None:
         app.traces = RequestTraces(spans, prompts.model)
-    listener = listening(scenario) if descriptor is None else socket.socket(fileno=descriptor)
-    listener.setblocking(False)
+    sockets = inherited(descriptors) if descriptors else opened(scenario)
+    app.cluster_port = sockets.cluster_port
     try:
         dropped = node.meter.log_lines_dropped.inc
         with logged(serve_config.access_log, prompts.model, dropped) as app.access_log, record.of(node, scenario, 0):
-            await serve(node, app, listener, scenario, child, None if tls is None else tls.current)
+            await serve(node, app, sockets, scenario, child, None if tls is None else tls.current, cluster_tls)
     finally:
         client.close()
-
-
-def listening(scenario: ResolvedScenario) -> socket.socket:
-    """Return the socket at which clients connect. ScenarioError."""
-    serve_config = scenario.serve
-    try:
-        return listen(serve_config.host, serve_config.port)
-    except OSError as error:
-        where = f"{serve_config.host}:{serve_config.port} cannot be listened on"
-        raise ScenarioError([Problem(scenario.path, "serve.port", f"{where}: {error.strerror}")]) from None
-
-
-def limits_of(scenario: ResolvedScenario, prompts: Prompts) -> HttpLimits:
-    """Return the limits within which the router takes requests."""
-    serve_config = scenario.serve
-    most, allowed = serve_config.connections, connections_allowed()
-    if most > allowed:
-        log.warning(
-            "serve.connections is %d, and the limit of open files (ulimit -n) is enough for %d: raise it to %d",
-            *(most, allowed, most * FILES_PER_CONNECTION + OTHER_FILES + RESERVE),
-        )
-    return HttpLimits(
-        reserve=RESERVE if most <= allowed else 0,
-        body_bytes=prompts.body_bytes,
-        connections=min(most, allowed),
-        connections_per_address=serve_config.connections_per_address,
-    )
-
-
-def connections_allowed() -> int:
-    """Return how many clients the router can answer at once with the file descriptors that it may have."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, (limit - OTHER_FILES - (RESERVE if limit > 1024 else 0)) // FILES_PER_CONNECTION)
 
 
 def request_start(engine: str) -> None:
@@ -355,12 +338,13 @@ def report_order(order: Order) -> None:
 async def serve(
     node: LiveRouterNode,
     app: Front,
-    listener: socket.socket,
+    sockets: RouterSockets,
     scenario: ResolvedScenario,
     child: bool,
     tls: TlsNow | None,
+    cluster_tls: Tls | None,
 ) -> None:
-    """Serve until drained or cancelled."""
+    """Serve until drained or cancelled. Args: `tls` of clients, and `cluster_tls` of the cluster."""
     serve_config = scenario.serve
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope
@@ -388,24 +372,48 @@ async def serve(
             nursery.start_soon(read_stdin, scope, on_line)
             await known.wait()
         async with trio.open_nursery() as serving:
-            limits = limits_of(scenario, app.prompts)
+            limits = limits_of(scenario, app.prompts.body_bytes)
             app.choice_slots.total_tokens = max(1, min(CHOICES, limits.connections // FILES_PER_CHOICE))
-            server = await serving.start(partial(serve_http, listener, app, limits, ended=app.ended, tls=tls))
-            nursery.start_soon(drain_on_signal, server.drain, serve_config.drain_s, scope)
-            sys.stdout.write(f"{url_of(Coordinates(serve_config.host, server.port), tls is not None)}\n")
+            for_clients = partial(serve_http, sockets.clients, app, limits, tls=tls)
+            servers: list[Server] = [await serving.start(partial(for_clients, ended=app.ended))]
+            if sockets.cluster is not None and cluster_tls is not None:
+                inside = cluster_limits_of(limits)
+                at_cluster = partial(
+                    serve_http, sockets.cluster, app.at_cluster_port, inside, tls=cluster_tls.accepting
+                )
+                servers.append(await serving.start(partial(at_cluster, ended=app.ended)))
+                at = url_of(Coordinates(serve_config.host, servers[-1].port), tls=True)
+                log.info("engines and operators connect to %s, with a certificate of serve.tls_ca", at)
+            nursery.start_soon(drain_on_signal, partial(drain, servers), serve_config.drain_s, scope)
+            sys.stdout.write(f"{url_of(Coordinates(serve_config.host, sockets.port), tls is not None)}\n")
             sys.stdout.flush()
             if child:
                 node.members.ordered = report_order  # the first line on stdout is the URL
         scope.cancel()
 
 
+def drain(servers: Sequence[Server]) -> None:
+    for server in servers:
+        server.drain()
+
+
 def main(args: Sequence[str] | None = None) -> int:
     parser = arguments("pdflow_runtime.router.front", __doc__)
-    parser.add_argument("--listener", type=int, metavar="FD", help="accept connections at this inherited socket")
+    parser.add_argument(
+        "--listener",
+        type=int,
+        action="append",
+        default=[],
+        metavar="FD",
+        dest="listeners",
+        help="accept connections at this inherited socket; a second one is that of the cluster port",
+    )
     asked = parser.parse_args(args)
     limit_heap()
     collect_rarely()
-    return run_component(asked, ROUTER, lambda scenario: front(scenario, asked.child, record_of(asked), asked.listener))
+    return run_component(
+        asked, ROUTER, lambda scenario: front(scenario, asked.child, record_of(asked), asked.listeners)
+    )
 
 
 if __name__ == "__main__":

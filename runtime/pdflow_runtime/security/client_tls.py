@@ -58,7 +58,8 @@ def server_context(cert: Path, key: Path) -> ssl.SSLContext:
 
 
 def reporting_context(scenario: ResolvedScenario) -> ssl.SSLContext | None:
-    """Return the context with which engines report to a router with TLS; None for a router without.
+    """Return the context with which engines report to the port for clients, if the router uses TLS there; None for a
+    router without. They do so where there is no cluster port (serve.cluster_port).
 
     The router's certificate is not verified: its authority may be unknown here. Reports contain no secrets, and prove
     by themselves where they come from (`signed.py`); over plain HTTP it is the same.

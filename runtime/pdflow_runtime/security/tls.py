@@ -97,6 +97,11 @@ def cluster_client(tls: Tls | None) -> HttpClient:
     return HttpClient() if tls is None else HttpClient(tls=tls.opening, authority=AUTHORITY)
 
 
+def operators_client(cert: Path, key: Path, authority: Path) -> HttpClient:
+    """Return a client with that certificate, for the cluster port of a router. OSError if a file cannot be used."""
+    return HttpClient(tls=_context(ssl.PROTOCOL_TLS_CLIENT, (cert, key, authority)), authority="--ca")
+
+
 def log_tls_failure(component: str, error: UpstreamError) -> None:
     """Log, at most once a second, that a request to the component failed for want of TLS, if it did: an operator must
     change files, which no retry does."""

@@ -16,6 +16,7 @@ from pdflow_runtime.observe.record import Record
 from pdflow_runtime.process.addresses import AllReported, EngineAddress, EngineGone, read_news
 from pdflow_runtime.process.cluster import Cluster
 from pdflow_runtime.process.router_pipe import RouterPipe
+from pdflow_runtime.process.router_sockets import RouterSockets
 from tests.runtime.support.live_pair import cluster
 
 
@@ -81,8 +82,8 @@ async def test_engines_that_end_at_the_same_moment_are_reported_to_the_router() 
 async def test_each_process_is_started_with_the_environment_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     given = {"decode-0": {"CUDA_VISIBLE_DEVICES": "1,0"}}
-    listener = listen("127.0.0.1", 0)
-    supervisor = Cluster(cluster(), "cluster.toml", (), Record(), given, listener)
+    sockets = RouterSockets(listen("127.0.0.1", 0))
+    supervisor = Cluster(cluster(), "cluster.toml", (), Record(), given, sockets)
     visible = []
 
     async def opened(command: list[str], **options: Any) -> None:
@@ -90,7 +91,7 @@ async def test_each_process_is_started_with_the_environment_of_its_gpu(monkeypat
         raise FileNotFoundError
 
     monkeypatch.setattr(trio.lowlevel, "open_process", opened)
-    with closing(listener):
+    with closing(sockets):
         for name in ("router", "decode-0"):
             with pytest.raises(FileNotFoundError):
                 await supervisor._start(name, "a.module")

@@ -12,7 +12,7 @@ from pdflow_runtime.http.messages import JSON
 from pdflow_runtime.http.openai.tokenize import read_tokenize
 from pdflow_runtime.process.addresses import EngineGone
 from pdflow_runtime.router.prompts import TOKENS_AT_ONCE
-from tests.runtime.http.world import LOCAL, response_to
+from tests.runtime.http.world import LOCAL, response_to, serving
 from tests.runtime.router.test_router_node import Town, town
 
 
@@ -76,6 +76,34 @@ async def test_tokens_of_a_text_and_back() -> None:
             assert (status, problem in error["error"]["message"]) == (400, True), (path, error)
         status, _ = await asked(router, "POST", "/tokenize", {"model": "other", "prompt": "ab"})
         assert status == 404
+
+
+@pytest.mark.trio
+async def test_with_a_cluster_port_operators_are_refused_at_the_port_for_clients() -> None:
+    async with town() as router:
+        router.front.cluster_port = 8443
+        async with serving(router.front.at_cluster_port) as inside:
+            for method, path in (
+                ("GET", "/admin/state"),
+                ("POST", "/admin/engines"),
+                ("POST", "/admin/engines/decode-0/drain"),
+                ("GET", "/%61dmin/state"),
+            ):
+                status, error = await asked(router, method, path)
+                assert status == 403, path
+                assert "at the cluster port 8443 only" in error["error"]["message"]
+            head = b"HEAD /admin/state HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            assert (await response_to(router.port, head)).startswith(b"HTTP/1.1 403 ")
+            assert not router.node.members.drained_by_operator
+            for path in ("/health", "/metrics", "/v1/models", "/version"):
+                async with router.client.request("GET", LOCAL, router.port, path) as response:
+                    assert response.status == 200, path
+                    await response.read()
+            router.port = inside.port
+            assert (await response_to(router.port, head)).startswith(b"HTTP/1.1 200 ")
+            assert (await asked(router, "POST", "/admin/engines/decode-0/drain"))[0] == 200
+            assert router.node.members.drained_by_operator == {"decode-0"}
+            assert (await asked(router, "GET", "/v1/models"))[0] == 200
 
 
 @pytest.mark.trio
