@@ -4,6 +4,7 @@ taken back."""
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -13,7 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow_runtime.tls_socket import TlsSocket, is_sending
+from pdflow_runtime.tls_socket import SWITCH_S, TlsSocket, is_sending, share_interpreter
 from pdflow_runtime.transports.streams.messages import OperationEnded, ReadRequest, frame
 from pdflow_runtime.transports.streams.stream import OutgoingMessage, SocketStream
 from tests.runtime.support.certificates import cluster_tls
@@ -86,9 +87,9 @@ def test_what_is_sent_from_any_views_arrives_in_any_views(
 
 def test_one_call_receives_once_though_no_record_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that sends what the caller gets nothing of, as new keys, must not keep the thread as long as it sends."""
-    monkeypatch.setattr("pdflow_runtime.tls_socket.ENCRYPTED_BYTES", 1000)
     with tls_pair() as (opened, accepted):
         assert opened.send(CONTENT[:16_000]) == 16_000
+        monkeypatch.setattr("pdflow_runtime.tls_socket.ENCRYPTED_BYTES", 1000)
         target, refused, received = bytearray(16_000), 0, 0
         while not received:
             try:
@@ -97,6 +98,17 @@ def test_one_call_receives_once_though_no_record_is_whole(monkeypatch: pytest.Mo
                 refused += 1
         assert refused == 16_000 // 1000
         assert target == CONTENT[:16_000]
+
+
+def test_the_interpreter_is_never_kept_longer_than_before() -> None:
+    before = sys.getswitchinterval()
+    try:
+        for interval_s, after in ((0.005, SWITCH_S), (SWITCH_S / 2, SWITCH_S / 2)):
+            sys.setswitchinterval(interval_s)
+            share_interpreter()
+            assert sys.getswitchinterval() == pytest.approx(after, abs=2e-6)
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("orderly", [True, False])

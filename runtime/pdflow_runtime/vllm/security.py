@@ -38,4 +38,7 @@ def shared_tls(options: Options) -> Tls | None:
         return UnsupportedError(f"kv_connector_extra_config.{key}: {problem}")
 
     given = {key: getattr(options, key) for key in KEYS}
+    for key, value in given.items():
+        if value == "":
+            raise failure(key, "is empty; it must be a file")
     return tls_by({key: None if value is None else Path(value) for key, value in given.items()}, failure)

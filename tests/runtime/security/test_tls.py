@@ -207,6 +207,6 @@ def test_files_with_which_nobody_could_connect_are_refused_at_once(
 def test_only_an_alert_about_a_certificate_is_called_so() -> None:
     error = ssl.SSLError(1, "")
     error.reason = "TLSV1_ALERT_PROTOCOL_VERSION"
-    assert failure_text(error) == "the server ended the handshake: protocol version"
+    assert failure_text(error) == "the server ended the connection: protocol version"
     error.reason = "SSLV3_ALERT_CERTIFICATE_EXPIRED"
     assert failure_text(error) == "the server refuses this side's certificate: certificate expired"

@@ -318,6 +318,8 @@ def test_certificates_are_given_whole(tmp_path: Path) -> None:
         shared_tls(Options(tls_cert="host.crt", tls_ca="ca.crt"))
     with pytest.raises(UnsupportedError, match=r"tls_cert: .*No such file"):
         shared_tls(Options(**{key: str(tmp_path / key) for key in KEYS}))
+    with pytest.raises(UnsupportedError, match=r"tls_key: is empty; it must be a file"):
+        shared_tls(Options(tls_cert="host.crt", tls_key="", tls_ca="ca.crt"))
     assert shared_tls(Options()) is None
 
 
