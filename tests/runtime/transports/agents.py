@@ -76,8 +76,8 @@ UNLIKE_THEM = ("local", "closing")
 NIXL = pytest.param(
     "nixl", marks=(pytest.mark.nixl, pytest.mark.skipif(find_spec("nixl") is None, reason=f"no NIXL: {INSTALL_NIXL}"))
 )
-SECURED = ("tcp by TLS", pytest.param("nixl by TLS", marks=NIXL.marks))
-"""All of tcp's bytes, and the messages of nixl."""
+SECURED = ("tcp by TLS", pytest.param("nixl by TLS", marks=(*NIXL.marks, pytest.mark.nightly)))
+"""All of tcp's bytes, and the messages of nixl, which go by the same streams."""
 MOONCAKE = pytest.param(
     "mooncake",
     marks=(
