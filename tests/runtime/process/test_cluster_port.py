@@ -184,7 +184,7 @@ async def test_top_shows_a_cluster_at_its_cluster_port(tmp_path: Path) -> None:
             ((f"https://127.0.0.1:{components.inside}",), "certificate verify failed"),
             ((f"127.0.0.1:{components.inside}", *files[:4]), "--cert, --key and --ca belong together"),
             ((f"http://127.0.0.1:{components.inside}", *files), "a URL that begins with https://"),
-            ((f"127.0.0.1:{components.port}", *files), "the server answers without TLS"),
+            ((f"127.0.0.1:{components.port}", *files), "the server does not use TLS"),
             ((f"127.0.0.1:{components.inside}", *files[:3], cert, *files[4:]), f"{cert}, {cert}, {authority}: "),
         ):
             refused = await trio.to_thread.run_sync(top, *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import weakref
 
 import pytest
@@ -30,10 +31,12 @@ async def test_circles_that_hold_large_bodies_are_collected(autojump_clock: Mock
 
     class Holder:
         def __init__(self) -> None:
-            self.body = bytes(range(256)) * (8 << 10)
+            self.body = mmap.mmap(-1, 2 << 20)  # not of the heap, which may have room
+            self.body.write(bytes(range(256)) * (8 << 10))
             self.me = self
 
     gc.collect()
+    malloc.return_freed_memory()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(malloc.keep_returning)
         await trio.sleep(malloc.TRIM_EVERY_S / 2)

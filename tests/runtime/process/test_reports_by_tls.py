@@ -161,7 +161,7 @@ async def test_a_report_to_a_port_without_tls_says_which_port_is_needed(
             while "; retrying" not in caplog.text:
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
-    assert "the server answers without TLS; serve.router must name the router's serve.cluster_port" in caplog.text
+    assert "the server does not use TLS; serve.router must name the router's serve.cluster_port" in caplog.text
 
 
 def test_routers_are_found_at_their_cluster_ports(tmp_path: Path) -> None:

@@ -256,7 +256,9 @@ def test_an_older_tls_is_refused(authority: trustme.CA, tmp_path: Path) -> None:
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with tls_front(1, context) as port:
         message = refusal(client(port, certified(tmp_path / "node", authority)))
-    assert message == "the server ended the handshake: protocol version; it must offer TLS 1.3 or later (tls-protocols)"
+    assert (
+        message == "the server ended the connection: protocol version; it must offer TLS 1.3 or later (tls-protocols)"
+    )
 
 
 def test_certificates_are_complete_or_absent(authority: trustme.CA, tmp_path: Path) -> None:
