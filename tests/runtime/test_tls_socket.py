@@ -14,7 +14,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdflow_runtime.tls_socket import SWITCH_S, TlsSocket, is_sending, share_interpreter
+from pdflow_runtime.tls_socket import SWITCH_S, TlsSocket, accepted_with, is_sending, opened_with, share_interpreter
 from pdflow_runtime.transports.streams.messages import OperationEnded, ReadRequest, frame
 from pdflow_runtime.transports.streams.stream import OutgoingMessage, SocketStream
 from tests.runtime.support.certificates import cluster_tls
@@ -30,12 +30,12 @@ async def _handshakes(*ends: TlsSocket) -> None:
 
 
 def unsecured_pair() -> tuple[TlsSocket, TlsSocket]:
-    """The end of whoever connected, and the other, before their handshake."""
+    """The client's end and the server's, before their handshake."""
     theirs, ours = socket.socketpair()
     for end in (theirs, ours):
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32 << 10)
-    return TlsSocket(cluster_tls().opening(), theirs, "x"), TlsSocket(cluster_tls().accepting(), ours, None)
+    return opened_with(cluster_tls().opening(), theirs, "x"), accepted_with(cluster_tls().accepting(), ours)
 
 
 @contextmanager
@@ -126,7 +126,7 @@ def test_the_end_comes_behind_all_bytes(orderly: bool) -> None:
 
 
 def test_who_has_ended_sending_receives_what_the_peer_sends() -> None:
-    """As a stream does that is given up: it waits until its peer has let go."""
+    """A fenced stream ends sending, and then reads until its peer has closed the connection."""
     with tls_pair() as (opened, accepted):
         assert accepted.send(CONTENT[:20_000]) == 20_000
         target = bytearray(20_000)

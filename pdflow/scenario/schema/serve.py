@@ -7,7 +7,7 @@ scenario's costs say. The other tables, and how to read this class, are in `scen
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import attrs
 from attrs import field
@@ -20,6 +20,8 @@ PORT = Bound(at_least=0, at_most=65_535)
 SPARES = Bound(at_least=0, at_most=1000)
 CONNECTIONS = Bound(at_least=0, at_most=1_000_000)
 TTL = Bound(at_least=1, at_most=1e9)
+TLS_KEYS: Final = ("tls_cert", "tls_key", "tls_ca")
+"""What mutual TLS within the cluster needs, all three."""
 """Seconds."""
 
 

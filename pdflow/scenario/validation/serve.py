@@ -8,11 +8,10 @@ from typing import Final
 
 from pdflow.methods.catalogue import METHODS
 from pdflow.scenario.reading.convert import Complaint
-from pdflow.scenario.schema.serve import Serve
+from pdflow.scenario.schema.serve import TLS_KEYS, Serve
 from pdflow.scenario.schema.transfer import Transfer
 from pdflow.scenario.store_url import read_store_url
 
-_TLS_KEYS: Final = ("tls_cert", "tls_key", "tls_ca")
 _COLLECTOR: Final = re.compile(r"https?://[^\s/@?#]+(?:/[^\s@?#]*)?")
 
 
@@ -43,7 +42,7 @@ def _check_cluster_port(serve: Serve) -> Iterator[Complaint]:
     at = ("serve", "cluster_port")
     if serve.cluster_port is None:
         return
-    if missing := [f"serve.{key}" for key in _TLS_KEYS if getattr(serve, key) is None]:
+    if missing := [f"serve.{key}" for key in TLS_KEYS if getattr(serve, key) is None]:
         yield Complaint(at, f"needs TLS within the cluster: set {', '.join(missing)} too (docs/hosts.md)")
     if serve.cluster_port == serve.port != 0:
         yield Complaint(at, f"is {serve.cluster_port}, which is serve.port, the port for clients; expected another one")

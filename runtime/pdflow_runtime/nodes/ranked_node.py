@@ -28,6 +28,7 @@ from pdflow_runtime.observe.engine_traces import EngineTraces
 from pdflow_runtime.observe.metrics import Meter, TransferMeter
 from pdflow_runtime.security.secret import Secret
 from pdflow_runtime.security.tls import Tls
+from pdflow_runtime.tls_socket import share_interpreter
 from pdflow_runtime.transports.base import MakeTransport
 
 
@@ -121,8 +122,10 @@ class RankedNode(LiveNode):
 
     def secured_by(self, secret: Secret | None, tls: Tls | None) -> None:
         """Set the secret that streams prove and the TLS that they go by, if any. To be called before any stream is
-        opened."""
+        opened. With TLS, threads of this process that compute give way to those that move KV."""
         self.links.secret, self.links.tls = secret, tls
+        if tls is not None:
+            share_interpreter()
 
     def measured_by(self, meter: Meter) -> None:
         """Count from now on in this meter what happens here."""

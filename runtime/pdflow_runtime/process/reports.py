@@ -34,17 +34,14 @@ from pdflow_runtime.process.addresses import (
 )
 from pdflow_runtime.security.client_tls import reporting_context
 from pdflow_runtime.security.signed import Signer
-from pdflow_runtime.security.tls import Tls, cluster_client
+from pdflow_runtime.security.tls import REMEDY, Tls, cluster_client
 
 log = logging.getLogger(__name__)
 
 PATH: Final = "/admin/engines"
 ROUTER: Final = "router"
 """The name of the router, for which requests to it are signed."""
-BY_CERTIFICATE: Final = (
-    "; serve.router must name the router's serve.cluster_port, and both sides need certificates of one authority: "
-    "serve.tls_cert, tls_key and tls_ca (docs/hosts.md)"
-)
+BY_CERTIFICATE: Final = f"; serve.router must name the router's serve.cluster_port, and {REMEDY}"
 """What an operator has to know when a report to the cluster port fails for want of TLS."""
 
 

@@ -107,7 +107,7 @@ def limits_of(scenario: ResolvedScenario, body_bytes: int) -> HttpLimits:
 
 
 def cluster_limits_of(clients: HttpLimits) -> HttpLimits:
-    """Return the limits at the cluster port beside the limits at the other one. All engines may have one address."""
+    """Return the limits at the cluster port, given those at the port for clients. All engines may have one address."""
     connections = max(2, clients.connections // CLUSTER_SHARE)
     return HttpLimits(
         reserve=clients.reserve,

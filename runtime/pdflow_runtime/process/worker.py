@@ -46,7 +46,6 @@ from pdflow_runtime.security.signed import Gate, Signer
 from pdflow_runtime.security.tls import Tls, tls_of
 from pdflow_runtime.store.api import StoreApi
 from pdflow_runtime.store.build import store_node, stores_of
-from pdflow_runtime.tls_socket import share_interpreter
 from pdflow_runtime.transports.at_host import AtHost
 from pdflow_runtime.transports.base import MakeTransport
 from pdflow_runtime.transports.named import WITHIN_ONE_HOST, caution_of, transport_named
@@ -62,8 +61,6 @@ async def work(scenario: ResolvedScenario, name: str, child: bool, record: Recor
     """Serve as that engine or node, until drained or cancelled."""
     host = scenario.serve.engine_host
     secret, tls = secret_beyond_loopback(scenario, "engine_host"), tls_of(scenario)
-    if tls is not None:
-        share_interpreter()
     routers = other_routers(scenario) if child else routers_at(scenario)
     if not child and (caution := caution_of(scenario.serve.transport)) is not None:
         log.warning("%s", caution)

@@ -19,6 +19,7 @@ import trio
 from pdflow.errors import PdflowError, Problem, ScenarioError
 from pdflow.protocol.values import Instant
 from pdflow.scenario.schema.scenario import ResolvedScenario
+from pdflow.scenario.schema.serve import TLS_KEYS
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.descriptors import LineASecond
@@ -27,8 +28,10 @@ from pdflow_runtime.security.reloaded import Reloaded
 
 log = logging.getLogger(__name__)
 
-KEYS: Final = ("tls_cert", "tls_key", "tls_ca")
+KEYS: Final = TLS_KEYS
 AUTHORITY: Final = "serve.tls_ca"
+REMEDY: Final = "both sides need certificates of one authority: serve.tls_cert, tls_key and tls_ca (docs/hosts.md)"
+"""What an operator has to do when two components have no TLS with each other."""
 _failures: Final = LineASecond()
 
 
@@ -106,11 +109,7 @@ def log_tls_failure(component: str, error: UpstreamError) -> None:
     """Log, at most once a second, that a request to the component failed for want of TLS, if it did: an operator must
     change files, which no retry does."""
     if error.kind == "tls" and (more := _failures.more()) is not None:
-        log.error(
-            "a request to %s failed: %s%s; both sides need certificates of one authority: serve.tls_cert, tls_key and "
-            "tls_ca (docs/hosts.md)",
-            *(component, error, more),
-        )
+        log.error("a request to %s failed: %s%s; %s", component, error, more, REMEDY)
 
 
 def _try(contexts: Contexts) -> None:

@@ -28,7 +28,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from pdflow.protocol.values import NO_BLOCK
-from pdflow_runtime.tls_socket import share_interpreter
 from pdflow_runtime.transports.at_host import AtHost
 from pdflow_runtime.transports.base import TransportError
 from pdflow_runtime.transports.named import transport_named
@@ -267,8 +266,6 @@ class PdflowConnector(KVConnectorBase_V1, SupportsHMA):
         memory = attrs.evolve(memory, interior_digest=digest)
         try:
             transport, tls = transport_named(options.transport), shared_tls(options)
-            if tls is not None:
-                share_interpreter()
             at_host = transport if options.transport == "shm" else AtHost(transport, options.host, tls)
             self._rank.start(memory, at_host, tuple(kv_caches), tls)
         except TransportError as error:

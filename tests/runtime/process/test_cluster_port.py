@@ -35,6 +35,7 @@ from pdflow_runtime.security.tls import KEYS, operators_client
 from tests.runtime.http.world import response_to
 from tests.runtime.process.test_roles import REFERENCE, SECRET, ComponentProcesses
 from tests.runtime.process.test_two_routers import free_port
+from tests.runtime.support.certificates import certify
 from tests.runtime.support.live_pair import cluster
 from tests.runtime.support.served import served
 
@@ -49,12 +50,8 @@ PROMPT = list(range(5, 105))
 def certified(folder: Path, authority: trustme.CA) -> tuple[Path, ...]:
     """The files of a certificate of that authority, in the order of KEYS."""
     folder.mkdir(exist_ok=True)
-    issued = authority.issue_cert("127.0.0.1")
-    files = tuple(folder / key for key in KEYS)
-    issued.cert_chain_pems[0].write_to_path(files[0])
-    issued.private_key_pem.write_to_path(files[1])
-    authority.cert_pem.write_to_path(files[2])
-    return files
+    certify(folder, authority, "127.0.0.1")
+    return tuple(folder / key for key in KEYS)
 
 
 def named(files: tuple[Path, ...]) -> list[str]:
@@ -75,6 +72,12 @@ class Guarded(ComponentProcesses):
         self.inside = free_port()
         self.tls = [*named(self.files), f"serve.cluster_port={self.inside}", f"serve.router=127.0.0.1:{self.inside}"]
         self.operator = operators_client(*self.files)
+
+    async def start_all(self, *overrides: str) -> None:
+        """A router, a prefill and a decode engine, until all are there."""
+        for name in ("decode-0", "prefill-0", "router"):
+            self.start(name, *overrides)
+        await self.healthy()
 
     async def ask(
         self, client: HttpClient, method: str, path: str, headers: Headers = (), body: bytes = b""
@@ -112,9 +115,7 @@ async def guarded(folder: Path) -> AsyncIterator[Guarded]:
 @pytest.mark.trio
 async def test_operators_need_a_certificate_and_the_secret_and_come_to_the_cluster_port(tmp_path: Path) -> None:
     async with guarded(tmp_path) as components:
-        for name in ("decode-0", "prefill-0", "router"):
-            components.start(name)
-        await components.healthy()
+        await components.start_all()
         await components.answers()
 
         assert (await components.ask(components.operator, "POST", DRAIN))[0] == 401, "a certificate orders nothing"
@@ -167,9 +168,7 @@ async def test_operators_need_a_certificate_and_the_secret_and_come_to_the_clust
 @pytest.mark.trio
 async def test_top_shows_a_cluster_at_its_cluster_port(tmp_path: Path) -> None:
     async with guarded(tmp_path) as components:
-        for name in ("decode-0", "prefill-0", "router"):
-            components.start(name)
-        await components.healthy()
+        await components.start_all()
         cert, key, authority = map(str, components.files)
         files = ("--cert", cert, "--key", key, "--ca", authority)
         for at in (f"https://127.0.0.1:{components.inside}", f"127.0.0.1:{components.inside}"):
@@ -253,9 +252,7 @@ async def test_store_nodes_report_there_too(tmp_path: Path) -> None:
 @pytest.mark.trio
 async def test_engines_stay_registered_while_half_open_connections_flood_the_cluster_port(tmp_path: Path) -> None:
     async with guarded(tmp_path) as components:
-        for name in ("decode-0", "prefill-0", "router"):
-            components.start(name, "serve.connections=128")
-        await components.healthy()
+        await components.start_all("serve.connections=128")
         limits = cluster_limits_of(limits_of(cluster("serve.connections=128"), 1))
         assert limits.new_connections < limits.connections == 32
         reports = components.logs().count("with the router"), components.logs().count("report to the router")
@@ -274,9 +271,7 @@ async def test_engines_stay_registered_while_half_open_connections_flood_the_clu
 @pytest.mark.trio
 async def test_a_drained_router_ends_the_answers_of_both_ports_and_accepts_no_more(tmp_path: Path) -> None:
     async with guarded(tmp_path) as components:
-        for name in ("decode-0", "prefill-0", "router"):
-            components.start(name)
-        await components.healthy()
+        await components.start_all()
         body = msgspec.json.encode({"prompt": PROMPT, "max_tokens": 60, "ignore_eos": True})
         answers: list[tuple[int, bytes]] = []
         port = components.port

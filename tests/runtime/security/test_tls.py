@@ -41,7 +41,7 @@ class Member:
         self.certify(authority, not_after)
 
     def certify(self, authority: trustme.CA, not_after: datetime | None = None) -> None:
-        certify(self.folder, authority, not_after)
+        certify(self.folder, authority, not_after=not_after)
         self.now += EVERY_NS
 
     def tls(self) -> Tls:

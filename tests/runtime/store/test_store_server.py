@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from pdflow_runtime.http.sockets import listen
 from pdflow_runtime.store.server import MAX_ERROR_CHARS as ERROR_CHARS
 from pdflow_runtime.store.server import RefusedError, ServerError, ValkeyServer, server_of
 from tests.runtime.support.live_pair import cluster
+from tests.runtime.support.threaded_server import threaded_server
 from tests.runtime.support.value_server import KINDS, kept_server
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/methods/kv-store.toml"
@@ -34,30 +34,16 @@ def client(port: int) -> ValkeyServer:
     return ValkeyServer(StoreUrl("valkey", "127.0.0.1", port, None, 0), None, 100)
 
 
-@contextmanager
-def answering(answer: bytes) -> Iterator[int]:
-    """The port of something that says this to whatever it hears, once, and hangs up."""
+def answering(answer: bytes) -> AbstractContextManager[int]:
+    """The port of a server that sends this to each client after its first request, and closes the connection."""
 
-    def run() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            with closing(connection), suppress(OSError):
-                connection.settimeout(5)
-                connection.recv(65536)
-                connection.sendall(answer)
+    def serve(connection: socket.socket) -> None:
+        with closing(connection), suppress(OSError):
+            connection.settimeout(5)
+            connection.recv(65536)
+            connection.sendall(answer)
 
-    with listen("127.0.0.1", 0) as listener:
-        listener.setblocking(True)
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+    return threaded_server(serve)
 
 
 CALLS: list[Callable[[ValkeyServer], object]] = [

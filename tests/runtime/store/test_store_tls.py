@@ -1,4 +1,4 @@
-"""TLS to a store's server: who is accepted, who is refused, and what an operator is told. In front of a real Valkey,
+"""TLS to a store's server: who is accepted, who is refused, and the error texts. In front of a real Valkey,
 and with the servers on PATH that are built with TLS."""
 
 from __future__ import annotations
@@ -70,15 +70,11 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def certified(folder: Path, authority: trustme.CA, *names: str, accepts: trustme.CA | None = None) -> Path:
-    """A folder with certificates. Args: `names` of the server, if any; whose certificates it accepts besides its
+def certified(folder: Path, authority: trustme.CA, name: str = "any.name", accepts: trustme.CA | None = None) -> Path:
+    """A folder with certificates. Args: `name` of the server, if it matters; whose certificates it accepts besides its
     own."""
     folder.mkdir(exist_ok=True)
-    certify(folder, authority)
-    if names:
-        issued = authority.issue_cert(*names)
-        issued.cert_chain_pems[0].write_to_path(folder / "tls_cert")
-        issued.private_key_pem.write_to_path(folder / "tls_key")
+    certify(folder, authority, name)
     if accepts is not None:
         accepts.cert_pem.write_to_path(folder / "tls_ca", append=True)
     return folder

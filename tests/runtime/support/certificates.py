@@ -19,9 +19,9 @@ VARIABLE = "PDFLOW_TEST_CERTIFICATES"
 """It tells child processes the folder."""
 
 
-def certify(folder: Path, authority: trustme.CA, not_after: datetime | None = None) -> None:
-    """Write the files of a component, each by the name of its key."""
-    issued = authority.issue_cert("any.name", not_after=not_after)
+def certify(folder: Path, authority: trustme.CA, name: str = "any.name", not_after: datetime | None = None) -> None:
+    """Write the files of a component, each by the name of its key. Args: `name`, which the certificate has."""
+    issued = authority.issue_cert(name, not_after=not_after)
     authority.cert_pem.write_to_path(folder / "tls_ca")
     issued.cert_chain_pems[0].write_to_path(folder / "tls_cert")
     issued.private_key_pem.write_to_path(folder / "tls_key")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
-from pdflow_runtime.http.sockets import listen
+from tests.runtime.support.threaded_server import threaded_server
 
 LIMIT_S = 20
 CHUNK_BYTES = 1 << 16
@@ -25,31 +23,9 @@ def accepting(folder: Path, *, demands: bool) -> ssl.SSLContext:
     return context
 
 
-@contextmanager
-def tls_front(port: int, context: ssl.SSLContext) -> Iterator[int]:
+def tls_front(port: int, context: ssl.SSLContext) -> AbstractContextManager[int]:
     """The port whose connections are relayed, decrypted, to `port`."""
-    relays: list[threading.Thread] = []
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            relays.append(threading.Thread(target=_relay, args=(connection, port, context)))
-            relays[-1].start()
-
-    with listen("127.0.0.1", 0) as listener:
-        listener.setblocking(True)
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
-    for relay in relays:
-        relay.join()
+    return threaded_server(lambda connection: _relay(connection, port, context))
 
 
 def _relay(connection: socket.socket, port: int, context: ssl.SSLContext) -> None:

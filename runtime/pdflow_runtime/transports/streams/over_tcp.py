@@ -15,7 +15,7 @@ import trio
 
 from pdflow.protocol.values import Address
 from pdflow_runtime.security.tls import Tls
-from pdflow_runtime.tls_socket import TlsSocket
+from pdflow_runtime.tls_socket import accepted_with, opened_with
 from pdflow_runtime.transports.agent import StreamAgent
 from pdflow_runtime.transports.base import EventSink, TransportError
 from pdflow_runtime.transports.streams.dialling import AgentGoneError, open_stream
@@ -42,10 +42,10 @@ class TcpStreams(StreamAgent):
 
     async def _dial(self, description: Description) -> socket.socket:
         sock = await dialled(description.host, description.port)
-        return sock if self._tls is None else TlsSocket(self._tls.opening(), sock, description.host)
+        return sock if self._tls is None else opened_with(self._tls.opening(), sock, description.host)
 
     def _secured(self, sock: socket.socket) -> socket.socket:
-        return sock if self._tls is None else TlsSocket(self._tls.accepting(), sock, None)
+        return sock if self._tls is None else accepted_with(self._tls.accepting(), sock)
 
     async def _confirm_end(self, link: AgentLink) -> None:
         """Connect again and again, until an agent answers, or surely none is there. A link opened meanwhile proves as
