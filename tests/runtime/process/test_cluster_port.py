@@ -79,6 +79,13 @@ class Guarded(ComponentProcesses):
             self.start(name, *overrides)
         await self.healthy()
 
+    async def registered(self, *names: str) -> None:
+        """Until these have the router's answer to a report; the router may say before that they are there."""
+        with trio.fail_after(60):
+            for name in names:
+                while f"registered with the router at 127.0.0.1:{self.inside}" not in self.log(name).read_text():
+                    await trio.sleep(0.02)
+
     async def ask(
         self, client: HttpClient, method: str, path: str, headers: Headers = (), body: bytes = b""
     ) -> tuple[int, bytes]:
@@ -208,8 +215,7 @@ async def test_only_engines_with_a_certificate_of_the_authority_are_registered(t
         await components.healthy(False)
         assert (await components.state())["engines"]["prefill-0"] is None  # type: ignore[index]
         assert "prefill-0 is up" not in components.log("router").read_text()
-        registered = f"registered with the router at 127.0.0.1:{components.inside}"
-        assert registered in components.log("decode-0").read_text()
+        await components.registered("decode-0")
 
         # An engine that knows the secret, and reports without TLS, or to the port for clients.
         await components.kill("prefill-0")
@@ -240,9 +246,7 @@ async def test_store_nodes_report_there_too(tmp_path: Path) -> None:
             components.start(name, "transfer.method=kv-store", "router.on_failure=recompute")
         await components.healthy()
         await components.answers()
-        for name in ("decode-0", "prefill-0", "store-0"):
-            registered = f"registered with the router at 127.0.0.1:{components.inside}"
-            assert registered in components.log(name).read_text()
+        await components.registered("decode-0", "prefill-0", "store-0")
         for name in names:
             components.signal(name, signal.SIGTERM)
         assert [await components.ended(name) for name in names] == [0, 0, 0, 0]
@@ -253,6 +257,7 @@ async def test_store_nodes_report_there_too(tmp_path: Path) -> None:
 async def test_engines_stay_registered_while_half_open_connections_flood_the_cluster_port(tmp_path: Path) -> None:
     async with guarded(tmp_path) as components:
         await components.start_all("serve.connections=128")
+        await components.registered("decode-0", "prefill-0")
         limits = cluster_limits_of(limits_of(cluster("serve.connections=128"), 1))
         assert limits.new_connections < limits.connections == 32
         reports = components.logs().count("with the router"), components.logs().count("report to the router")
