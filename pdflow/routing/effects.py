@@ -100,6 +100,13 @@ class EngineWatched(Value, frozen=True, gc=False):
     state: Literal["stalled", "trial", "answers"]
 
 
+class RequestHangs(Value, frozen=True, gc=False):
+    """Report that an attempt is about to leave an engine that serves others and passes it over (`passes`)."""
+
+    engine: str
+    request_id: RequestId
+
+
 RouterEffect: TypeAlias = (
     DispatchPrefill
     | DispatchDecode
@@ -112,5 +119,6 @@ RouterEffect: TypeAlias = (
     | EngineSilent
     | AskEngine
     | EngineWatched
+    | RequestHangs
 )
 RouterEffects: TypeAlias = tuple[RouterEffect, ...]

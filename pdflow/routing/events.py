@@ -88,10 +88,14 @@ class EngineReported(Value, frozen=True, gc=False):
 
 class EnginesChecked(Value, frozen=True, gc=False):
     """The driver has checked which engines have sent anything of an answer since its last check, and which of those
-    that it was to ask (`AskEngine`) have responded. It checks at the interval of the router's `StallRule`."""
+    that it was to ask (`AskEngine`) have responded. It checks at the interval of the router's `StallRule`.
+
+    `quiet`: attempts whose answers have begun to come, and of which nothing has come since then.
+    """
 
     active: tuple[EngineId, ...]
     responding: tuple[EngineId, ...] = ()
+    quiet: tuple[RequestId, ...] = ()
 
 
 class FirstTokenDelivered(Value, frozen=True, gc=False):

@@ -29,6 +29,8 @@ FACTOR: Final = 4
 """How many times a usual silence may be exceeded."""
 LEAST: Final = 4
 """Checks without a sign of life that are no silence yet."""
+PASSED: Final = 16
+"""Checks at which an engine may serve others and not a request (`passes`)."""
 ENOUGH: Final = 16
 """Waits that must have ended before a limit is known."""
 GENERATION: Final = 64
@@ -50,19 +52,22 @@ class Awaited(Enum):
 
 
 class StallRule(Value, frozen=True, gc=False):
-    """When an engine counts as stalled: after more than `least` checks in a row in which it has sent nothing.
+    """When an engine counts as stalled: after more than `least` checks in a row in which it has sent nothing. A request
+    hangs after more than `passed` checks at which its engine has served others (`passes`).
 
-    `check_ns`: the interval of checks; `learns`: the limit is longer where longer silences are usual, and there is none
-    before enough is known. Otherwise it is `least`.
+    `check_ns`: the interval of checks; `learns`: the limits are longer where more is usual, and silence has none before
+    enough is known. Otherwise they are `least` and `passed`.
     """
 
     check_ns: int
     least: int = LEAST
     learns: bool = False
+    passed: int = PASSED
 
 
 class Usual:
-    """The longest silences in the last waits of one kind: of the last 64 to 128."""
+    """The longest silences in the last waits of one kind: of the last 64 to 128. Or how often requests were passed
+    over, in the last waits in which they were."""
 
     __slots__ = ("known", "newer", "older")
 
@@ -90,40 +95,54 @@ class Usual:
 
     def limit(self, rule: StallRule, tokens: int) -> int | None:
         """Return how many silent checks there may be for a prompt of so many tokens; None if too little is known."""
-        if self.known < ENOUGH:
-            return None
+        return None if self.known < ENOUGH else self.at_least(rule, rule.least, tokens)
+
+    def at_least(self, rule: StallRule, least: int, tokens: int) -> int:
+        """Return how many checks there may be for a prompt of so many tokens, and `least` for one of none."""
         checks, longest = max(self.newer, self.older)
         if longest:
             checks = -(-checks * max(tokens, longest) // longest)
-        return max(rule.least + tokens * S // (SLOW_TOKENS_PER_S * rule.check_ns), FACTOR * checks)
+        return max(least + tokens * S // (SLOW_TOKENS_PER_S * rule.check_ns), FACTOR * checks)
 
 
 class Waiting:
-    """The wait of one attempt, and the silence of its engine during it, in checks."""
+    """The wait of one attempt, the silence of its engine during it, and how often it was passed over, in checks.
+    `number`: their order, by when they began."""
 
-    __slots__ = ("awaited", "has_token", "longest", "responded", "silent", "teaches")
+    __slots__ = (
+        *("awaited", "has_token", "longest", "most_passed", "number", "passed", "responded", "silent", "teaches"),
+    )
 
-    def __init__(self, awaited: Awaited) -> None:
+    def __init__(self, awaited: Awaited, number: int) -> None:
         self.awaited = awaited
+        self.number = number
         self.silent = 0
         """Checks in a row up to now."""
         self.longest = 0
         """The most of them in a row so far."""
+        self.passed = 0
+        """Checks at which the engine has passed this request over."""
+        self.most_passed = 0
+        """The most of them so far."""
         self.teaches = True
-        """False if the engine has been silent for too long meanwhile, whether it stalled or not."""
+        """False if the engine has been silent for too long meanwhile, whether it stalled or not, or has passed this
+        request over too often."""
         self.has_token = False
         """The first token came while P had not answered yet."""
         self.responded = False
         """The engine has responded at a check of this silence."""
 
     def fork(self) -> Waiting:
-        other = Waiting(self.awaited)
+        other = Waiting(self.awaited, self.number)
         other.silent, other.longest = self.silent, self.longest
+        other.passed, other.most_passed = self.passed, self.most_passed
         other.teaches, other.has_token, other.responded = self.teaches, self.has_token, self.responded
         return other
 
     def fingerprint(self) -> Hashable:
-        return self.awaited, self.silent, self.longest, self.teaches, self.has_token, self.responded
+        """The hashable state, but for its number."""
+        passed = self.passed, self.most_passed
+        return self.awaited, self.silent, self.longest, *passed, self.teaches, self.has_token, self.responded
 
     def checked(self, active: bool, responds: bool, owes_whole: bool) -> None:
         """Record a check of the engine that is waited for: whether it has sent anything, has responded, and owes anyone
@@ -136,12 +155,12 @@ class Waiting:
     def teach(self, usual: Usual, prompt_tokens: int) -> None:
         """Record the longest silence of this wait, which has ended well, as a usual one."""
         if self.teaches:
-            usual.observe(self.longest, self._tokens(prompt_tokens))
+            usual.observe(self.longest, self.tokens(prompt_tokens))
 
     def limit(self, rule: StallRule, usual: Usual, prompt_tokens: int) -> int | None:
         """Return how many silent checks there may be; None if too little is known."""
-        return usual.limit(rule, self._tokens(prompt_tokens)) if rule.learns else rule.least
+        return usual.limit(rule, self.tokens(prompt_tokens)) if rule.learns else rule.least
 
-    def _tokens(self, prompt_tokens: int) -> int:
-        """Return the tokens that the engine's silence depends on."""
+    def tokens(self, prompt_tokens: int) -> int:
+        """Return the tokens on which it depends how long the wait takes."""
         return prompt_tokens if self.awaited in (Awaited.PROMPT, Awaited.FIRST) else 0

@@ -5,6 +5,9 @@ gets no new legs, and attempts that wait for it fail: their requests are retried
 that a request may have goes on, and so does an answer that could not be resumed, because a slow engine is better than
 none. If more than half of a role's engines are silent, the cause is not an engine: nothing is taken back.
 
+A request that an engine passes over while it serves others hangs (`passes`). It is taken back in the same way, if
+another engine of the role is up. The engine itself does not stall.
+
 After a pause a stalled engine is on trial: it gets one leg at a time, until it has answered something. A trial is the
 first attempt of a request, which can leave again. It owes no whole answer, which does not show soon whether the GPU
 hangs, unless the engine responds and no other request has come for a pause; the answer then has as long as the pause.
@@ -18,7 +21,7 @@ stalled: its process was stopped, and goes on when it responds. A heartbeat is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Final, Literal
 
 from pdflow.protocol.errors import LocalProtocolError
@@ -27,7 +30,7 @@ from pdflow.protocol.messages import Code
 from pdflow.protocol.values import EngineId, Instant, RequestId
 from pdflow.routing import governed
 from pdflow.routing.attempt import Attempt
-from pdflow.routing.effects import AskEngine, EngineSilent, EngineWatched, RouterEffects
+from pdflow.routing.effects import AskEngine, EngineSilent, EngineWatched, RequestHangs, RouterEffects
 from pdflow.routing.events import (
     DecodeEnded,
     EngineChanged,
@@ -43,6 +46,7 @@ from pdflow.routing.events import (
 from pdflow.routing.failure import AfterFailure
 from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.heartbeats import Roll, Seat
+from pdflow.routing.passes import Passes
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Dispatch, Router
 from pdflow.routing.stalls import Awaited, Usual, Waiting
@@ -84,7 +88,7 @@ class WatchingRouter(GovernedRouter):
     Args: as GovernedRouter's.
     """
 
-    __slots__ = ("changes", "stalled", "usual", "waits")
+    __slots__ = ("changes", "passes", "stalled", "usual", "waits")
 
     def __init__(
         self,
@@ -102,6 +106,7 @@ class WatchingRouter(GovernedRouter):
         self.waits: dict[RequestId, Waiting] = {}
         """The wait of each open attempt, where engines are watched."""
         self.usual = {wait: Usual() for wait in Awaited}
+        self.passes = Passes()
         self.stalled: dict[Seat, Stall] = {}
         self.changes: list[EngineWatched] = []
         """Changes of this turn that have not been reported."""
@@ -116,14 +121,24 @@ class WatchingRouter(GovernedRouter):
         assert isinstance(other, WatchingRouter)
         other.waits = {request_id: waiting.fork() for request_id, waiting in self.waits.items()}
         other.usual = {wait: usual.fork() for wait, usual in self.usual.items()}
+        other.passes = self.passes.fork()
         other.stalled = {seat: stall.fork() for seat, stall in self.stalled.items()}
 
     def fingerprint(self) -> Hashable:
-        waits = tuple(waiting.fingerprint() for waiting in self.waits.values())
         learns = self.rules.stall is not None and self.rules.stall.learns
-        usual = tuple(usual.fingerprint() for usual in self.usual.values()) if learns else ()
+        usual = tuple(self._usual_fingerprints()) if learns else ()
         stalled = tuple((seat, stall.fingerprint()) for seat, stall in self.stalled.items())
-        return super().fingerprint(), waits, usual, stalled
+        return super().fingerprint(), tuple(self._wait_fingerprints()), usual, stalled
+
+    def _usual_fingerprints(self) -> Iterator[Hashable]:
+        for usual in (*self.usual.values(), *self.passes.usual.values()):
+            yield usual.fingerprint()
+
+    def _wait_fingerprints(self) -> Iterator[Hashable]:
+        """Yield the state of each wait, in the order in which they began: later ones may overtake earlier ones."""
+        for request_id, waiting in sorted(self.waits.items(), key=lambda item: item[1].number):
+            overtaken = self.passes.overtaken(_waits_for(self.attempts[request_id]), waiting)
+            yield request_id, waiting.fingerprint(), overtaken
 
     # Waits.
 
@@ -131,7 +146,7 @@ class WatchingRouter(GovernedRouter):
         super()._open(attempt)
         if self.rules.stall is not None:
             whole = self._owes_whole(attempt.asked, _waits_for(attempt))
-            self.waits[attempt.request_id] = Waiting(Awaited.WHOLE if whole else Awaited.PROMPT)
+            self.waits[attempt.request_id] = self.passes.begin(Awaited.WHOLE if whole else Awaited.PROMPT)
 
     def _close(self, attempt: Attempt) -> RouterEffects:
         self.waits.pop(attempt.request_id, None)
@@ -181,10 +196,14 @@ class WatchingRouter(GovernedRouter):
             return
         attempt, awaited = self.attempts[request_id], waiting.awaited
         waiting.teach(self.usual[awaited], attempt.asked.prompt_tokens)
-        if awaited is not Awaited.PROMPT or waiting.has_token or self._is_served_alone(attempt):
-            self.waits[request_id] = Waiting(Awaited.NEXT if attempt.asked.streams else Awaited.WHOLE)
+        self.passes.ended(_waits_for(attempt), waiting, attempt.asked.prompt_tokens)
+        if not attempt.asked.streams:
+            awaited = Awaited.WHOLE
+        elif awaited is not Awaited.PROMPT or waiting.has_token or self._is_served_alone(attempt):
+            awaited = Awaited.NEXT
         else:
-            self.waits[request_id] = Waiting(Awaited.FIRST if attempt.asked.streams else Awaited.WHOLE)
+            awaited = Awaited.FIRST
+        self.waits[request_id] = self.passes.begin(awaited)
 
     # Checks.
 
@@ -219,9 +238,38 @@ class WatchingRouter(GovernedRouter):
                 # What failed the one before may have ended this one, too.
                 if attempt.request_id in self.attempts and not self._is_last_resort(attempt):
                     effects += self._failed(attempt, Code.STALLED)
+        quiet = frozenset(event.quiet)
+        for seat, attempts in at.items():
+            is_active = self._info(seat).engine in event.active
+            effects += self._take_back(seat, [each for each in attempts if self._hangs(seat, each, is_active, quiet)])
+        self.passes.checked()
         for seat in pausing:
             self._pause(seat)
         return effects + self._asks()
+
+    def _hangs(self, seat: Seat, attempt: Attempt, is_active: bool, quiet: frozenset[RequestId]) -> bool:
+        """Record a check for an attempt. Returns whether the engine that it waits for passes it over too often."""
+        rule, waiting = self.rules.stall, self.waits.get(attempt.request_id)
+        if rule is None or waiting is None:
+            return False
+        tokens = attempt.asked.prompt_tokens
+        hangs = self.passes.too_often(rule, seat, waiting, tokens, is_active, attempt.request_id in quiet)
+        waiting.teaches = waiting.teaches and not hangs
+        return hangs
+
+    def _take_back(self, seat: Seat, hanging: list[Attempt]) -> RouterEffects:
+        """Have attempts leave an engine that passes them over, if another one can serve them."""
+        up, index = self._choice(seat).up, seat[1]
+        effects: RouterEffects = ()
+        for attempt in hanging:
+            others = any(each for other, each in enumerate(up) if other != index)
+            if others and attempt.request_id in self.attempts and not self._is_last_resort(attempt):
+                # Whatever other engines are avoided, this one is.
+                before, up[index] = up[index], False
+                hangs = RequestHangs(self._info(seat).engine, attempt.request_id)
+                effects += (hangs, *self._failed(attempt, Code.STALLED))
+                up[index] = before
+        return effects
 
     def _asks(self) -> RouterEffects:
         """Have the engines asked whose response may matter: those that are silent and waited for, and stopped ones."""
@@ -255,13 +303,12 @@ class WatchingRouter(GovernedRouter):
         """Send this engine nothing for now. Returns whether others can do its work, and attempts are to leave it."""
         role, index = seat
         choice, stall = self._choice(seat), self.stalled.get(seat)
-        if stall is not None and stall.left:
-            return False
         others = [other for other in self._never_stalled(role) if other != index and choice.up[other]]
         silent = [other for other in others if (role, other) in silences]
         if not others or 2 * (1 + len(silent)) > 1 + len(others):
             return False
-        if stall is not None or choice.up[index]:
+        pauses = stall is not None and stall.left > 0
+        if not pauses and (stall is not None or choice.up[index]):
             engine = self._info(seat).engine
             responds = any(self.waits[attempt.request_id].responded for attempt in attempts)
             self.stalled[seat] = Stall(silences[seat] if stall is None else 2 * stall.pause, responds)
@@ -270,8 +317,18 @@ class WatchingRouter(GovernedRouter):
         return True
 
     def _is_last_resort(self, attempt: Attempt) -> bool:
-        """Whether no other attempt may follow this one: none is left, or its answer could not be continued."""
-        return self._after_failure(attempt, Code.STALLED) is AfterFailure.FAIL
+        """Whether no other attempt may follow this one: none is left, its answer could not be continued, or the engines
+        that another one needs are down."""
+        return self._after_failure(attempt, Code.STALLED) is AfterFailure.FAIL or not self._reachable(attempt)
+
+    def _reachable(self, attempt: Attempt) -> bool:
+        """Whether the engines are up that another attempt needs."""
+        decodes = any(self.decode_choice.up)
+        if decodes and (self.rules.recomputes or (self.rules.recomputes_last and self._is_last(attempt))):
+            return True
+        prefills = [engine for engine, up in enumerate(self.prefill_choice.up) if up]
+        alone = attempt.prefill_only or any(engine in self.aggregated for engine in prefills)
+        return bool(prefills) and (decodes or alone)
 
     def _pause(self, seat: Seat) -> None:
         """Shorten the pause of a stalled engine by one check. Behind its last one the engine is tried."""

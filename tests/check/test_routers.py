@@ -15,12 +15,13 @@ from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.answer import Answer
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.conditional import Disaggregation
-from pdflow.routing.effects import AbortLeg, AskEngine, EngineSilent, ReportPrefill, ResumeAnswer
+from pdflow.routing.effects import AbortLeg, AskEngine, EngineSilent, ReportPrefill, RequestHangs, ResumeAnswer
 from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll
 from pdflow.routing.hedging import HedgeDeadlines, HedgingRouter
 from pdflow.routing.membership import Membership
+from pdflow.routing.passes import Passes
 from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Router
@@ -264,6 +265,45 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
     "a restarted engine stays stalled": (
         method(WatchingRouter, "_forget", lambda *_: None), "engines that stall and die", RouterFinding.MEMBER,
     ),
+    "no request hangs": (
+        method(WatchingRouter, "_take_back", lambda *_: ()), "first tokens that hang", RouterFinding.NEEDLESS,
+    ),
+    "no stream hangs": (
+        method(WatchingRouter, "_take_back", lambda *_: ()), "streams that hang", RouterFinding.NEEDLESS,
+    ),
+    "a request that hangs fails where it could continue": (
+        method(WatchingRouter, "_reachable", lambda *_: True),
+        "decode engines that stall and owe whole answers",
+        RouterFinding.NEEDLESS,
+    ),
+    "an earlier request overtakes": (
+        method(Passes, "overtaken", lambda self, seat, waiting: (seat, waiting.awaited) in self.newest),
+        "prompts that hang at aggregated engines",
+        RouterFinding.MEMBER,
+    ),
+    "a wait of another kind overtakes": (
+        method(Passes, "overtaken", lambda self, seat, waiting: waiting.number < max(self.newest.values(), default=0)),
+        "first tokens that hang",
+        RouterFinding.MEMBER,
+    ),
+    "one that overtakes counts at every check": (
+        method(Passes, "checked", lambda *_: None), "prompts that hang", RouterFinding.MEMBER,
+    ),
+    "an engine that sends nothing passes a stream over": (
+        method(Passes, "too_often", lambda *wait: PASSED_TOO_OFTEN(*wait[:5], True, wait[6])),
+        "streams that hang",
+        RouterFinding.MEMBER,
+    ),
+    "a stream that gets tokens hangs": (
+        method(Passes, "too_often", lambda *wait: PASSED_TOO_OFTEN(*wait[:6], True)),
+        "hedges that hang",
+        RouterFinding.MEMBER,
+    ),
+    "a request that hangs is computed again where it hangs": (
+        method(WatchingRouter, "_take_back", lambda self, seat, hanging: _stay(self, seat, hanging)),
+        "streams that hang, and prompts that are computed again",
+        RouterFinding.ENGINE,
+    ),
     "P's token is forwarded to no leg": (
         method(Answer, "decode_dispatched", lambda self, attempt: self.first_from_prefill and not self.has_first_token),
         "P's first token",
@@ -278,6 +318,18 @@ def _asks_those_waited_for(router: WatchingRouter) -> Any:
 
 
 CHECKED = Waiting.checked
+PASSED_TOO_OFTEN = Passes.too_often
+
+
+def _stay(router: WatchingRouter, seat: Any, hanging: list[Attempt]) -> Any:
+    """Have attempts that hang begin again, at any engine."""
+    effects: Any = ()
+    for attempt in hanging:
+        others = [up for engine, up in enumerate(router._choice(seat).up) if engine != seat[1]]
+        if any(others) and not router._is_last_resort(attempt):
+            hangs = RequestHangs(router._info(seat).engine, attempt.request_id)
+            effects += (hangs, *router._failed(attempt, Code.STALLED))
+    return effects
 
 
 def _forgets_responses(waiting: Waiting, *signs: bool) -> None:

@@ -83,6 +83,11 @@ class RouterMeter(Meter):
             "Times that an engine owed answers and sent nothing for too long",
             registry=registry,
         )
+        self.hanging: Final = Counter(
+            "pdflow_router_requests_hanging",
+            "Attempts that left an engine which served others and passed them over",
+            registry=registry,
+        )
         self.log_lines_dropped: Final = Counter(
             "pdflow_access_log_dropped", "Lines of the access log that could not be written", registry=registry
         )

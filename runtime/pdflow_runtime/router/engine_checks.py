@@ -1,8 +1,8 @@
 """Checks of which engines have sent anything of an answer, for the rule of stalled engines (`pdflow.routing.watching`).
 
 The engine of an answer's pieces is noted when they are looked at (`AnswerPieces.look`). At the interval of the rule the
-router's endpoint gets what was noted. An engine whose answer waits for its client counts as active: nothing is received
-from it meanwhile.
+router's endpoint gets what was noted, and of which answers nothing has come. An engine whose answer waits for its
+client counts as active: nothing is received from it meanwhile.
 
 An engine is asked with `GET /health`; any answer is a response. So is an error that comes from its host, as that nobody
 listens at its port any more, which is so while an engine drains: only a process that is stopped gives none. Whether a
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import trio
 
-from pdflow.protocol.values import EngineId, S
+from pdflow.protocol.values import EngineId, RequestId, S
 from pdflow.routing.effects import AskEngine, EngineWatched
 from pdflow.routing.events import EnginesChecked
 from pdflow.routing.governed import GovernedRouter
@@ -71,8 +71,8 @@ class EngineChecks:
             while True:
                 await trio.sleep(rule.check_ns / S)
                 if router.attempts or router.stalled:
-                    self._look()
-                    self._put(EnginesChecked(tuple(sorted(self.active)), tuple(sorted(self.responding))))
+                    quiet = tuple(self._look())
+                    self._put(EnginesChecked(tuple(sorted(self.active)), tuple(sorted(self.responding)), quiet))
                 self.active.clear()
                 self.responding.clear()
 
@@ -100,11 +100,17 @@ class EngineChecks:
         finally:
             self._asking.remove(address.engine)
 
-    def _look(self) -> None:
+    def _look(self) -> Iterator[RequestId]:
+        """Note which engines have sent anything. Yields the attempts of which nothing has come, although their answers
+        have begun."""
         for call in self._calls.values():
-            call.pieces.look()
+            pieces, attempt = call.pieces, call.answer.streaming
+            pieces.look()
             if call.responder.waits_for_client:
-                self.active.add(call.pieces.source)
+                self.active.add(pieces.source)
+            elif attempt is not None and not pieces.came:
+                yield attempt
+            pieces.came = False
 
 
 def log_watched(effect: EngineWatched) -> None:

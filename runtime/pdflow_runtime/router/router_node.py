@@ -30,6 +30,7 @@ from pdflow.routing.effects import (
     EngineSilent,
     EngineWatched,
     Reply,
+    RequestHangs,
     ResumeAnswer,
 )
 from pdflow.routing.events import (
@@ -126,6 +127,7 @@ class LiveRouterNode(LiveNode):
                 EngineSilent: self.engine_silent,
                 AskEngine: lambda port, effect: self.checks.ask(effect),
                 EngineWatched: self.engine_watched,
+                RequestHangs: self.request_hangs,
                 Reply: self.reply,
                 ResumeAnswer: self.resume_answer,
             }
@@ -313,6 +315,14 @@ class LiveRouterNode(LiveNode):
         if effect.state == "stalled":
             self.meter.stalled.inc()
         log_watched(effect)
+
+    def request_hangs(self, port: Port, effect: RequestHangs) -> None:
+        self.meter.hanging.inc()
+        log.warning(
+            "%s hangs at %s, which serves others: it is retried or resumed elsewhere (router.stalled_after_s)",
+            effect.request_id,
+            effect.engine,
+        )
 
     def reply(self, port: Port, effect: Reply) -> None:
         call = self.calls.get(effect.request)

@@ -1,8 +1,8 @@
 """Checks of which engines have sent anything of an answer, for a router that watches for stalled engines.
 
-`pdflow.routing.watching` decides which engines are stalled. Tokens bypass the router's endpoint, so each check also
-reports first tokens that have come to their clients. An engine that was asked has responded by the next check if its
-process is neither paused nor dead then.
+`pdflow.routing.watching` decides which engines are stalled, and which requests hang. Tokens bypass the router's
+endpoint, so each check also reports first tokens that have come to their clients. An engine that was asked has
+responded by the next check if its process is neither paused nor dead then.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ class SimEngineChecks:
             yield self.env.background_timeout(self.check_ns)
             if self.clients.done or not self.clock.has_work:
                 return
-            active, self.node.active = self.node.active | self.generating(), set()
+            generating, quiet = self.answers()
+            active, self.node.active = self.node.active | generating, set()
             if self.endpoint.attempts or self.endpoint.stalled:
                 responding = tuple(sorted(self.responding()))
-                self.node.feed(self.node.port, EnginesChecked(tuple(sorted(active)), responding))
+                self.node.feed(self.node.port, EnginesChecked(tuple(sorted(active)), responding, quiet))
 
     def responding(self) -> set[EngineId]:
         """Return the engines that were asked at the last check and respond, and forget that they were asked."""
@@ -46,10 +47,12 @@ class SimEngineChecks:
             node.name for node in engines if node.name in asked and node.alive and node.paused_until <= self.clock.now
         }
 
-    def generating(self) -> set[EngineId]:
-        """Return the engines of which new tokens have come, and report first ones."""
+    def answers(self) -> tuple[set[EngineId], tuple[RequestId, ...]]:
+        """Return the engines of which new tokens have come, and the attempts of which none have, although their answers
+        have begun; report first tokens."""
         node, first_tokens, counted = self.node, self.node.first_tokens, self.counted
         active: set[EngineId] = set()
+        quiet: list[RequestId] = []
         self.counted = {}
         for attempt in list(node.attempts.values()):
             source = first_tokens.source(attempt) if first_tokens.delivered(attempt) else None
@@ -63,4 +66,6 @@ class SimEngineChecks:
             self.counted[attempt.request_id] = tokens
             if tokens != counted.get(attempt.request_id, 0):
                 active.add(engine.name)
-        return active
+            else:
+                quiet.append(attempt.request_id)
+        return active, tuple(quiet)

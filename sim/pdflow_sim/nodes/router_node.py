@@ -26,6 +26,7 @@ from pdflow.routing.effects import (
     EngineWatched,
     Reply,
     ReportPrefill,
+    RequestHangs,
     ResumeAnswer,
 )
 from pdflow.routing.events import (
@@ -115,6 +116,7 @@ class SimRouterNode(SimNode):
             EngineSilent: self.engine_silent,
             AskEngine: self.ask_engine,
             EngineWatched: self.engine_watched,
+            RequestHangs: lambda port, effect: self.metrics.count("request hung"),
         }
         self.arrivals: dict[type, Callable[[Any], None]] = {
             DispatchPrefill: self.prefill_arrived,

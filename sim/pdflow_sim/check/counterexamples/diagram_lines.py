@@ -48,6 +48,7 @@ from pdflow.routing.effects import (
     EngineWatched,
     Reply,
     ReportPrefill,
+    RequestHangs,
     ResumeAnswer,
 )
 from pdflow_sim.check.counterexamples import names
@@ -309,6 +310,7 @@ EFFECTS: dict[type, Callable[[Address, Any], DiagramLine]] = {
     EngineLeft: lambda node, effect: (Style.NOTE, node, f"{effect.engine} has no requests left"),
     EngineSilent: lambda node, effect: (Style.NOTE, node, f"{effect.engine} is silent"),
     EngineWatched: lambda node, effect: (Style.NOTE, node, f"{effect.engine}: {effect.state}"),
+    RequestHangs: lambda node, effect: (Style.NOTE, node, f"{effect.request_id} hangs at {effect.engine}"),
     AskEngine: lambda node, effect: (Style.NOTE, node, f"asks whether {effect.engine} responds"),
     AbortLeg: lambda node, effect: (
         Style.CALL,

@@ -19,6 +19,7 @@ from pdflow.routing.effects import (
     EngineSilent,
     EngineWatched,
     ReportPrefill,
+    RequestHangs,
     ResumeAnswer,
 )
 from pdflow.routing.events import (
@@ -36,13 +37,14 @@ from pdflow.routing.events import (
 from pdflow.routing.heartbeats import Seat
 from pdflow.routing.watching import LONGEST_PAUSE
 from pdflow_sim.check.routers.findings import RouterFinding
+from pdflow_sim.check.routers.passes import PassAccount
 from pdflow_sim.check.routers.setting import RouterSetting
 from pdflow_sim.check.search.forward import Violation
 
 Role: TypeAlias = Literal["prefill", "decode"]
 ROLES: tuple[Role, Role] = ("prefill", "decode")
-PER_EVENT = frozenset({"setting", "event", "silent", "failed", "earlier_questions", "was_up"})
-"""Fields that matter only while an event is handled."""
+PER_EVENT = frozenset({"setting", "event", "silent", "failed", "earlier_questions", "was_up", "passes"})
+"""Fields that matter only while an event is handled, or have a fingerprint of their own."""
 LegKey: TypeAlias = tuple[Role, RequestId]
 
 
@@ -137,6 +139,7 @@ class RouterAccount:
         self.earlier_questions: frozenset[EngineId] = frozenset()
         """Engines that had been asked before this check."""
         self.waits: dict[RequestId, CountedWait] = {}
+        self.passes = PassAccount()
         self.was_up: dict[Seat, bool] = {}
         """Engines that might get legs, were on trial, or were at work again, when they were checked."""
         self.event: Any = None
@@ -148,16 +151,18 @@ class RouterAccount:
     def fork(self) -> RouterAccount:
         other = RouterAccount.__new__(RouterAccount)
         vars(other).update({name: value.copy() if type(value) is dict else value for name, value in vars(self).items()})
+        other.passes = self.passes.fork()
         return other
 
     def fingerprint(self) -> Hashable:
-        return tuple(
+        found = tuple(
             (tuple(value.items()) if name in ("attempts", "waiting") else frozenset(value.items()))
             if type(value) is dict
             else value
             for name, value in vars(self).items()
             if name not in PER_EVENT
         )
+        return *found, self.passes.fingerprint()
 
     # Engines.
 
@@ -221,8 +226,10 @@ class RouterAccount:
             self._forget(seat)
         match event:
             case PrefillAnswered():
+                self._got("prefill", event.request_id, event.params is not None)
                 self._ended("prefill", event.request_id, event.params is None)
             case DecodeEnded():
+                self._got("decode", event.request_id, event.code is Code.NONE)
                 self._ended("decode", event.request_id, event.code is not Code.NONE)
             case FirstTokenDelivered() if event.request in self.waiting:
                 self.streaming.setdefault(event.request, event.request_id)
@@ -244,6 +251,16 @@ class RouterAccount:
                 self.last_reports[event.role, event.engine] = now
             case RequestArrived():
                 self.waiting[event.request] = event
+
+    def _got(self, role: Role, name: RequestId, well: bool) -> None:
+        """Record that a leg has ended, and the wait of its attempt with it if it has ended well."""
+        if well and self.legs[role, name].open:
+            self.passes.ended(self, name)
+            self.wait_begins(name)
+
+    def wait_begins(self, name: RequestId) -> None:
+        if self.setting.rules.stall is not None:
+            self.passes.begins(name)
 
     def seat_of(self, engine: EngineId) -> Seat:
         return next(seat for seat, info in self.infos.items() if info.engine == engine)
@@ -304,14 +321,18 @@ class RouterAccount:
             responded = before.responded or engine in event.responding
             waits[name] = CountedWait(seat) if works else CountedWait(seat, before.silent + 1, responded)
         self.waits = waits
+        self.passes.checked(self, event)
 
     def _sent_first(self, name: RequestId) -> None:
         """Begin the wait for the next tokens of an attempt, if it was for the first one."""
-        if name in self.waits and name in self.open_names():
+        if name in self.open_names():
             seat = self.waits_for(name)
             alone = self.asked(name).prefill_only or seat[1] in self.setting.aggregated
             if seat[0] == "decode" or alone:
-                self.waits[name] = CountedWait(seat)
+                self.passes.ended(self, name)
+                self.wait_begins(name)
+                if name in self.waits:
+                    self.waits[name] = CountedWait(seat)
         key: LegKey = ("decode" if ("decode", name) in self.legs else "prefill", name)
         if key in self.legs and self.setting.rules.stall is not None:
             self.legs[key] = self.legs[key]._replace(delivered=True)
@@ -408,6 +429,17 @@ class RouterAccount:
         if seat not in self.stalled and not any(wait.seat == seat and wait.silent for wait in self.waits.values()):
             raise Violation(RouterFinding.MEMBER, f"{effect.engine} is asked, and is neither stalled nor silent")
         self.questions |= {effect.engine}
+
+    def hangs(self, effect: RequestHangs) -> None:
+        """Check that an attempt hangs, and record that it leaves its engine."""
+        name, rule = effect.request_id, self.setting.rules.stall
+        seat = self.waits_for(name) if name in self.open_names() else None
+        if seat is None or self.infos[seat].engine != effect.engine or rule is None:
+            raise Violation(RouterFinding.MEMBER, f"{effect}: it does not wait there")
+        passed = self.passes.passed.get(name, 0)
+        if passed <= rule.passed:
+            raise Violation(RouterFinding.MEMBER, f"{effect}: it was passed over {passed} times")
+        self.failed = seat
 
     def watched(self, effect: EngineWatched) -> None:
         """Check that an engine is called stalled, tried and trusted with a reason, and record it."""

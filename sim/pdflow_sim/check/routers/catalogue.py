@@ -29,6 +29,11 @@ TURNS: Final = (
 """The third continues the second, which goes to another engine while the first is under way."""
 ONE_TOKEN: Final = (RequestArrived(0, prefill_only=True, prompt_tokens=10), RequestArrived(1, prompt_tokens=90))
 MIXED: Final = (RequestArrived(0, prompt_tokens=10), RequestArrived(1, prompt_tokens=90, streams=False))
+SESSION: Final = (
+    RequestArrived(0, prompt_tokens=40, session=7),
+    RequestArrived(1, prompt_tokens=20, session=7),
+)
+"""They go to the same engines while these are up."""
 SHORT: Final = Disaggregation(((10, 100), (10, 100)))
 """D computes prompts of up to 10 tokens itself, and of up to 100 if it decodes already."""
 
@@ -276,7 +281,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall",
-        states=5973,
+        states=8214,
         requests=TWO,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -287,7 +292,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall, and answers that are resumed",
-        states=3620,
+        states=3692,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -298,7 +303,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and die",
-        states=6906,
+        states=6986,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=1)),
@@ -308,7 +313,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and leave",
-        states=1632,
+        states=1810,
         requests=ONE,
         attempts=2,
         rules=Rules(stall=StallRule(1, least=0)),
@@ -319,7 +324,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="engines that stall and fall silent",
-        states=9320,
+        states=10971,
         requests=ONE,
         attempts=2,
         rules=Rules(silence_ns=1, stall=StallRule(1, least=0)),
@@ -330,7 +335,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="decode engines that stall and owe whole answers",
-        states=2675,
+        states=2703,
         requests=as_a_whole(ONE),
         attempts=2,
         rules=Rules(stall=StallRule(1, least=1)),
@@ -342,7 +347,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="aggregated engines that stall and owe whole answers",
-        states=5387,
+        states=5958,
         requests=MIXED,
         attempts=2,
         aggregated=frozenset({0, 1}),
@@ -352,7 +357,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="aggregated engines that stall and are tried with whole answers",
-        states=30612,
+        states=33538,
         requests=MIXED,
         attempts=2,
         aggregated=frozenset({0, 1}),
@@ -362,12 +367,78 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="hedges of engines that stall",
-        states=2079,
+        states=2103,
         requests=ONE,
         attempts=2,
         hedge_after=1,
         ticks=1,
         rules=Rules(stall=StallRule(1, least=0)),
+        checks=3,
+        p=1,
+    ),
+    RouterSetting(
+        name="prompts that hang",
+        states=850,
+        requests=tuple(replace(request, prefill_only=True) for request in SESSION),
+        policy="session-affinity",
+        attempts=2,
+        rules=Rules(stall=StallRule(1, least=9, passed=1)),
+        checks=2,
+        d=1,
+    ),
+    RouterSetting(
+        name="prompts that hang at aggregated engines",
+        states=1504,
+        requests=SESSION,
+        policy="session-affinity",
+        attempts=2,
+        aggregated=frozenset({0, 1}),
+        rules=Rules(stall=StallRule(1, least=1, passed=0)),
+        checks=2,
+        d=1,
+    ),
+    RouterSetting(
+        name="first tokens that hang",
+        states=4823,
+        requests=SESSION,
+        policy="session-affinity",
+        attempts=2,
+        rules=Rules(stall=StallRule(1, least=9, passed=0)),
+        checks=2,
+        p=1,
+        dispatch="sequential",
+    ),
+    RouterSetting(
+        name="streams that hang",
+        states=3530,
+        requests=ONE,
+        attempts=2,
+        resumes=True,
+        rules=Rules(stall=StallRule(1, least=1, passed=1)),
+        checks=4,
+        p=1,
+        late=1,
+    ),
+    RouterSetting(
+        name="streams that hang, and prompts that are computed again",
+        states=5400,
+        requests=ONE,
+        attempts=2,
+        resumes=True,
+        rules=Rules(recomputes=True, stall=StallRule(1, least=9, passed=0)),
+        checks=3,
+        p=1,
+        deaths=1,
+    ),
+    RouterSetting(
+        name="hedges that hang",
+        states=2453,
+        requests=ONE,
+        attempts=2,
+        hedge_after=1,
+        ticks=1,
+        resumes=True,
+        rules=Rules(stall=StallRule(1, least=1, passed=1)),
         checks=3,
         p=1,
     ),

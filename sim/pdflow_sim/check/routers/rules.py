@@ -25,6 +25,7 @@ from pdflow.routing.effects import (
     EngineWatched,
     Reply,
     ReportPrefill,
+    RequestHangs,
     ResumeAnswer,
 )
 from pdflow.routing.events import (
@@ -65,6 +66,7 @@ def _prefill(account: RouterAccount, effect: DispatchPrefill) -> None:
     weighs = check_choice(account, "prefill", effect.engine, effect.request_id, asked)
     account.attempts[effect.request_id] = Begun(effect.request, account.made(effect.request) + 1, effect.engine)
     account.legs["prefill", effect.request_id] = CountedLeg(effect.engine, weighs=weighs)
+    account.wait_begins(effect.request_id)
 
 
 def _decode(account: RouterAccount, effect: DispatchDecode) -> None:
@@ -102,6 +104,7 @@ def _alone(account: RouterAccount, effect: DispatchAlone) -> None:
         effect.request, account.made(effect.request) + 1, d=effect.engine, reports=1
     )
     account.legs["decode", effect.request_id] = CountedLeg(effect.engine, weighs=weighs)
+    account.wait_begins(effect.request_id)
 
 
 def _recomputes(account: RouterAccount, request: int) -> bool:
@@ -199,6 +202,8 @@ def _check_reports(account: RouterAccount, begun: Begun) -> None:
 def _check_failure(account: RouterAccount, effect: Reply) -> None:
     """Check that a failure is nobody's but the last attempt's, or that there was no engine."""
     event, request = account.event, effect.request
+    if isinstance(event, EnginesChecked):
+        raise Violation(RouterFinding.NEEDLESS, f"{request} fails at a check, and its engine may only be slow")
     made = account.made(request) - (request in account.hedged)
     if isinstance(event, RequestArrived):
         refused = _refused(account, event)
@@ -250,6 +255,7 @@ _CHECKS: dict[type, Callable[[RouterAccount, Any], None]] = {
     EngineLeft: RouterAccount.gone,
     EngineSilent: RouterAccount.fell_silent,
     EngineWatched: RouterAccount.watched,
+    RequestHangs: RouterAccount.hangs,
     Reply: _reply,
     ReportPrefill: RouterAccount.reported,
     ResumeAnswer: RouterAccount.resumed,
@@ -262,7 +268,9 @@ _CHECKS: dict[type, Callable[[RouterAccount, Any], None]] = {
 def check_state(account: RouterAccount, router: GovernedRouter) -> None:
     """Check what the router counts against the account, and that it has done what the event calls for. Raises
     Violation."""
+    account.passes.keep(account)
     _check_stalls(account)
+    _check_hanging(account)
     _check_hedges(account)
     _check_work(account, router)
     _check_engines(account, router)
@@ -343,14 +351,30 @@ def _check_stalls(account: RouterAccount) -> None:
         others = [engine for engine in account.never_stalled(role) if engine != index]
         if not others or not account.exceeds(seat) or account.most_silent(role):
             continue
-        if name in account.open_names() and account.waits_for(name) == seat:
-            request = account.attempts[name].request
-            made = account.made(request) - (request in account.hedged)
-            breaks_off = request in account.streaming and not account.setting.resumes
-            if made < account.setting.attempts and not breaks_off:
-                raise Violation(RouterFinding.NEEDLESS, f"{name} waits for {role} {index}, which is stalled")
+        if name in account.open_names() and account.waits_for(name) == seat and _may_leave(account, name):
+            raise Violation(RouterFinding.NEEDLESS, f"{name} waits for {role} {index}, which is stalled")
         if account.is_up(seat):
             raise Violation(RouterFinding.MEMBER, f"{role} {index} is stalled, and may get legs")
+
+
+def _check_hanging(account: RouterAccount) -> None:
+    """Check that no request waits for an engine that has passed it over too often, if it may go elsewhere."""
+    rule = account.setting.rules.stall
+    if rule is None or not isinstance(account.event, EnginesChecked):
+        return
+    for name, passed in account.passes.passed.items():
+        role, index = account.waits_for(name)
+        others = [engine for engine in account.up(role) if engine != index]
+        if passed > rule.passed and others and _may_leave(account, name):
+            raise Violation(RouterFinding.NEEDLESS, f"{name} hangs at {role} {index}: passed over {passed} times")
+
+
+def _may_leave(account: RouterAccount, name: RequestId) -> bool:
+    """Whether another attempt may follow this one, and its engines are up."""
+    request = account.attempts[name].request
+    made = account.made(request) - (request in account.hedged)
+    breaks_off = request in account.streaming and not account.setting.resumes
+    return made < account.setting.attempts and not breaks_off and _reachable(account, request)
 
 
 def _check_hedges(account: RouterAccount) -> None:

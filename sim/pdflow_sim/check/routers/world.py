@@ -120,13 +120,22 @@ class RouterWorld:
             yield from self._checks()
 
     def _checks(self) -> Iterator[Move]:
-        """Yield the checks: any engines have sent something, and any others that were asked have responded."""
-        may_send, asked = self._may_send(), self._asked()
+        """Yield the checks: any engines have sent something, and any others that were asked have responded. Of any
+        answers that have begun nothing has come, if that matters."""
+        may_send, asked, begun = self._may_send(), self._asked(), self._may_be_quiet()
         for active in range(1 << len(may_send)):
             sent = _chosen(may_send, active)
             for responding in range(1 << len(asked)):
                 if not any(engine in sent for engine in _chosen(asked, responding)):
-                    yield ("check", active, responding)
+                    for quiet in range(1 << len(begun)):
+                        yield ("check", active, responding << len(begun) | quiet)
+
+    def _may_be_quiet(self) -> list[RequestId]:
+        """Return the attempts whose answers have begun, where there are enough checks for them to hang."""
+        rule = self.setting.rules.stall
+        if rule is None or self.setting.checks <= rule.passed:
+            return []
+        return [name for name in self.account.open_names() if self.answers[_numbers(name)[0]].streaming == name]
 
     def _asked(self) -> list[EngineId]:
         """Return the engines that have been asked whether they respond, and are there."""
@@ -242,8 +251,10 @@ class RouterWorld:
                 self.now += 1
             case ["check"]:
                 self._spend(CHECKS)
-                active, responding = _chosen(self._may_send(), number), _chosen(self._asked(), attempt)
-                self._feed(EnginesChecked(tuple(active), tuple(responding)))
+                begun = self._may_be_quiet()
+                active, quiet = _chosen(self._may_send(), number), _chosen(begun, attempt)
+                responding = _chosen(self._asked(), attempt >> len(begun))
+                self._feed(EnginesChecked(tuple(active), tuple(responding), tuple(quiet)))
             case [
                 at,
                 ("late" | "unreachable" | "token" | "completes" | "ends" | "finishes" | "fails" | "rejects") as how,
@@ -430,8 +441,8 @@ def _role(at: str) -> Role:
     return "prefill" if at == "prefill" else "decode"
 
 
-def _chosen(engines: list[EngineId], bits: int) -> list[EngineId]:
-    return [engine for bit, engine in enumerate(engines) if bits >> bit & 1]
+def _chosen(names: list[str], bits: int) -> list[str]:
+    return [name for bit, name in enumerate(names) if bits >> bit & 1]
 
 
 def _numbers(name: RequestId) -> tuple[int, int]:
