@@ -25,7 +25,7 @@ Queue: TypeAlias = tuple[Seat, Awaited]
 """The waits of one kind for one engine."""
 
 
-class Passes:
+class PassCounts:
     """How often engines pass requests over, and how often that is usual."""
 
     __slots__ = ("begun", "newest", "usual")
@@ -37,8 +37,8 @@ class Passes:
         """Of the waits that have ended well since the last check, the number of the one that began last."""
         self.usual: Final = {wait: Usual() for wait in Awaited}
 
-    def fork(self) -> Passes:
-        other = Passes()
+    def fork(self) -> PassCounts:
+        other = PassCounts()
         other.begun, other.newest = self.begun, self.newest.copy()
         other.usual.update({wait: usual.fork() for wait, usual in self.usual.items()})
         return other

@@ -46,7 +46,7 @@ from pdflow.routing.events import (
 from pdflow.routing.failure import AfterFailure
 from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.heartbeats import Roll, Seat
-from pdflow.routing.passes import Passes
+from pdflow.routing.passes import PassCounts
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Dispatch, Router
 from pdflow.routing.stalls import Awaited, Usual, Waiting
@@ -106,7 +106,7 @@ class WatchingRouter(GovernedRouter):
         self.waits: dict[RequestId, Waiting] = {}
         """The wait of each open attempt, where engines are watched."""
         self.usual = {wait: Usual() for wait in Awaited}
-        self.passes = Passes()
+        self.passes = PassCounts()
         self.stalled: dict[Seat, Stall] = {}
         self.changes: list[EngineWatched] = []
         """Changes of this turn that have not been reported."""

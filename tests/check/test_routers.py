@@ -21,7 +21,7 @@ from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll
 from pdflow.routing.hedging import HedgeDeadlines, HedgingRouter
 from pdflow.routing.membership import Membership
-from pdflow.routing.passes import Passes
+from pdflow.routing.passes import PassCounts
 from pdflow.routing.policy import Choice
 from pdflow.routing.prefix_aware import PrefixAware
 from pdflow.routing.router import Router
@@ -277,25 +277,25 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         RouterFinding.NEEDLESS,
     ),
     "an earlier request overtakes": (
-        method(Passes, "overtaken", lambda self, seat, waiting: (seat, waiting.awaited) in self.newest),
+        method(PassCounts, "overtaken", lambda self, seat, waiting: (seat, waiting.awaited) in self.newest),
         "prompts that hang at aggregated engines",
         RouterFinding.MEMBER,
     ),
     "a wait of another kind overtakes": (
-        method(Passes, "overtaken", lambda self, seat, waiting: waiting.number < max(self.newest.values(), default=0)),
+        method(PassCounts, "overtaken", lambda self, _, waiting: waiting.number < max(self.newest.values(), default=0)),
         "first tokens that hang",
         RouterFinding.MEMBER,
     ),
     "one that overtakes counts at every check": (
-        method(Passes, "checked", lambda *_: None), "prompts that hang", RouterFinding.MEMBER,
+        method(PassCounts, "checked", lambda *_: None), "prompts that hang", RouterFinding.MEMBER,
     ),
     "an engine that sends nothing passes a stream over": (
-        method(Passes, "too_often", lambda *wait: PASSED_TOO_OFTEN(*wait[:5], True, wait[6])),
+        method(PassCounts, "too_often", lambda *wait: PASSED_TOO_OFTEN(*wait[:5], True, wait[6])),
         "streams that hang",
         RouterFinding.MEMBER,
     ),
     "a stream that gets tokens hangs": (
-        method(Passes, "too_often", lambda *wait: PASSED_TOO_OFTEN(*wait[:6], True)),
+        method(PassCounts, "too_often", lambda *wait: PASSED_TOO_OFTEN(*wait[:6], True)),
         "hedges that hang",
         RouterFinding.MEMBER,
     ),
@@ -318,7 +318,7 @@ def _asks_those_waited_for(router: WatchingRouter) -> Any:
 
 
 CHECKED = Waiting.checked
-PASSED_TOO_OFTEN = Passes.too_often
+PASSED_TOO_OFTEN = PassCounts.too_often
 
 
 def _stay(router: WatchingRouter, seat: Any, hanging: list[Attempt]) -> Any:

@@ -127,15 +127,17 @@ class RouterConfig:
         metadata=field_doc(
             "silence after which an engine that owes a prompt's KV, a first token or further tokens counts as stalled, "
             "although its connections are open; where it owes whole answers, time without a response when it is asked; "
-            "default: four times the longest silence that was usual lately, at least 5 s",
+            "default: four times the longest silence that was usual lately, at least 5 s. An engine that serves others "
+            "may pass one request over for four times as long",
             TIMER,
         ),
     )
     abandon_stalled: bool | None = field(
         default=None,
         metadata=field_doc(
-            "take back the requests of a stalled engine if another one can serve them: they are retried or resumed; "
-            "default: true, within max_attempts (false with as-published, and in simulations without a pause fault)"
+            "take back the requests of a stalled engine, and those that hang at an engine which serves others, if "
+            "another one can serve them: they are retried or resumed; default: true, within max_attempts (false with "
+            "as-published, and in simulations without a pause fault)"
         ),
     )
     max_inflight: int | None = field(

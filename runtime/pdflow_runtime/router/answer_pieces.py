@@ -33,8 +33,8 @@ class AnswerPieces:
         self.passed: Final = passed
         self.active: set[EngineId] = set()
         """Engines that have sent anything: the router's, in which each is noted."""
-        self.came = False
-        """Whether any have come since this was last set to False."""
+        self.arrived = False
+        """Whether any have arrived since this was last set to False."""
         self.source: EngineId = ""
         """The engine whose answer is passed on."""
         self.first: Callable[[], None] | None = None
@@ -77,7 +77,7 @@ class AnswerPieces:
         """Look at the pieces that have been kept."""
         if not self._pieces:
             return
-        self.came = True
+        self.arrived = True
         if self.source:
             self.active.add(self.source)
         pieces, self._pieces = self._pieces, []

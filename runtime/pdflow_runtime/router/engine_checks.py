@@ -108,9 +108,9 @@ class EngineChecks:
             pieces.look()
             if call.responder.waits_for_client:
                 self.active.add(pieces.source)
-            elif attempt is not None and not pieces.came:
+            elif attempt is not None and not pieces.arrived:
                 yield attempt
-            pieces.came = False
+            pieces.arrived = False
 
 
 def log_watched(effect: EngineWatched) -> None:

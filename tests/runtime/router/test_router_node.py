@@ -20,6 +20,8 @@ from pdflow.routing.governed import GovernedRouter, Rules
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.policy import Choice
 from pdflow.routing.router import Dispatch
+from pdflow.routing.stalls import StallRule
+from pdflow.routing.watching import WatchingRouter
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
@@ -56,14 +58,17 @@ class Town:
         returns_first_token: bool = False,
         resumes: bool = False,
         admission: AdmissionLimits = NO_LIMITS,
+        stall: StallRule | None = None,
     ) -> None:
         infos = {name: EngineInfo(name, Shards(1, 1, 16)) for name in ENGINES}
         prefill, decode = ([infos[f"{role}-{number}"] for number in (0, 1)] for role in ("prefill", "decode"))
         self.client = HttpClient()
         choices = Choice("round-robin", 2), Choice("round-robin", 2)
-        router_args = (tuple(prefill), tuple(decode), dispatch, choices, Rules(admission, silence_ns=silence_ns), 2)
+        rules = Rules(admission, silence_ns=silence_ns, stall=stall)
+        router_args = (tuple(prefill), tuple(decode), dispatch, choices, rules, 2)
         if hedge_after_ns is None:
-            router = GovernedRouter(*router_args, resumes=resumes)
+            kind = GovernedRouter if stall is None else WatchingRouter
+            router = kind(*router_args, resumes=resumes)
         else:
             router = HedgingRouter(*router_args, hedge_after_ns=hedge_after_ns)
         options = {"stores": stores, "returns_first_token": returns_first_token}

@@ -37,7 +37,7 @@ from pdflow.routing.events import (
 from pdflow.routing.heartbeats import Seat
 from pdflow.routing.watching import LONGEST_PAUSE
 from pdflow_sim.check.routers.findings import RouterFinding
-from pdflow_sim.check.routers.passes import PassAccount
+from pdflow_sim.check.routers.passes import PassAccount, Queue
 from pdflow_sim.check.routers.setting import RouterSetting
 from pdflow_sim.check.search.forward import Violation
 
@@ -255,8 +255,17 @@ class RouterAccount:
     def _got(self, role: Role, name: RequestId, well: bool) -> None:
         """Record that a leg has ended, and the wait of its attempt with it if it has ended well."""
         if well and self.legs[role, name].open:
-            self.passes.ended(self, name)
+            self.passes.ended(name, self._queue)
             self.wait_begins(name)
+
+    def _queue(self, name: RequestId) -> Queue:
+        """Return what an open attempt waits for, and at which engine."""
+        role, index = seat = self.waits_for(name)
+        asked = self.asked(name)
+        if self.owes_whole(asked, seat):
+            return None
+        answers = role == "decode" or asked.prefill_only or index in self.setting.aggregated
+        return seat, answers and self.legs[role, name].delivered
 
     def wait_begins(self, name: RequestId) -> None:
         if self.setting.rules.stall is not None:
@@ -321,7 +330,9 @@ class RouterAccount:
             responded = before.responded or engine in event.responding
             waits[name] = CountedWait(seat) if works else CountedWait(seat, before.silent + 1, responded)
         self.waits = waits
-        self.passes.checked(self, event)
+        queues = {name: self._queue(name) for name in self.passes.order}
+        serving = {seat for seat, info in self.infos.items() if info.engine in event.active}
+        self.passes.checked(queues, serving, event.quiet)
 
     def _sent_first(self, name: RequestId) -> None:
         """Begin the wait for the next tokens of an attempt, if it was for the first one."""
@@ -329,7 +340,7 @@ class RouterAccount:
             seat = self.waits_for(name)
             alone = self.asked(name).prefill_only or seat[1] in self.setting.aggregated
             if seat[0] == "decode" or alone:
-                self.passes.ended(self, name)
+                self.passes.ended(name, self._queue)
                 self.wait_begins(name)
                 if name in self.waits:
                     self.waits[name] = CountedWait(seat)

@@ -347,7 +347,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="aggregated engines that stall and owe whole answers",
-        states=5958,
+        states=5770,
         requests=MIXED,
         attempts=2,
         aggregated=frozenset({0, 1}),
@@ -357,7 +357,7 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="aggregated engines that stall and are tried with whole answers",
-        states=33538,
+        states=32350,
         requests=MIXED,
         attempts=2,
         aggregated=frozenset({0, 1}),

@@ -3,14 +3,15 @@ router."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable
+from typing import TypeAlias
 
 from pdflow.protocol.values import RequestId
-from pdflow.routing.events import EnginesChecked
+from pdflow.routing.heartbeats import Seat
 
-if TYPE_CHECKING:
-    from pdflow_sim.check.routers.account import RouterAccount
+Queue: TypeAlias = tuple[Seat, bool] | None
+"""The engine that an attempt waits for, and whether it waits for further tokens there, or for its first answer. None if
+it waits for a whole answer."""
 
 
 class PassAccount:
@@ -36,32 +37,25 @@ class PassAccount:
         self._drop(name)
         self.order += (name,)
 
-    def ended(self, account: RouterAccount, name: RequestId) -> None:
+    def ended(self, name: RequestId, queue_of: Callable[[RequestId], Queue]) -> None:
         """Record that an attempt has got what it waited for."""
         if name in self.order:
-            before = self.order[: self.order.index(name)]
-            queue = account.waits_for(name), _gets_tokens(account, name)
-            self.overtaken |= {
-                each
-                for each in before
-                if (account.waits_for(each), _gets_tokens(account, each)) == queue and not _owes_whole(account, each)
-            }
+            queue, before = queue_of(name), self.order[: self.order.index(name)]
+            self.overtaken |= {each for each in before if queue is not None and queue_of(each) == queue}
 
-    def checked(self, account: RouterAccount, event: EnginesChecked) -> None:
-        """Count a check for each attempt."""
-        for name in self.order:
-            seat, before = account.waits_for(name), self.passed.get(name, 0)
-            if not _gets_tokens(account, name):
+    def checked(self, queues: dict[RequestId, Queue], serving: set[Seat], quiet: tuple[RequestId, ...]) -> None:
+        """Count a check for each attempt. Args: `serving`: the engines that have sent something; `quiet`: the attempts
+        of which nothing has come, although their answers have begun."""
+        for name, queue in queues.items():
+            before = self.passed.get(name, 0)
+            if queue is None or not queue[1]:
                 self.passed[name] = before + (name in self.overtaken)
-            elif name in event.quiet:
-                self.passed[name] = before + (account.infos[seat].engine in event.active)
             else:
-                self.passed[name] = 0
+                self.passed[name] = before + (queue[0] in serving) if name in quiet else 0
         self.overtaken = frozenset()
 
-    def keep(self, account: RouterAccount) -> None:
+    def keep(self, open_names: dict[RequestId, None]) -> None:
         """Forget attempts that are over."""
-        open_names = account.open_names()
         for name in self.order:
             if name not in open_names:
                 self._drop(name)
@@ -70,14 +64,3 @@ class PassAccount:
         self.order = tuple(each for each in self.order if each != name)
         self.overtaken -= {name}
         self.passed.pop(name, None)
-
-
-def _gets_tokens(account: RouterAccount, name: RequestId) -> bool:
-    """Whether an attempt waits for further tokens, and not for its first answer."""
-    (role, index), asked = account.waits_for(name), account.asked(name)
-    answers = role == "decode" or asked.prefill_only or index in account.setting.aggregated
-    return answers and account.legs[role, name].delivered and not _owes_whole(account, name)
-
-
-def _owes_whole(account: RouterAccount, name: RequestId) -> bool:
-    return account.owes_whole(account.asked(name), account.waits_for(name))

@@ -268,7 +268,7 @@ _CHECKS: dict[type, Callable[[RouterAccount, Any], None]] = {
 def check_state(account: RouterAccount, router: GovernedRouter) -> None:
     """Check what the router counts against the account, and that it has done what the event calls for. Raises
     Violation."""
-    account.passes.keep(account)
+    account.passes.keep(account.open_names())
     _check_stalls(account)
     _check_hanging(account)
     _check_hedges(account)
