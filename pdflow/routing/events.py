@@ -90,11 +90,13 @@ class EnginesChecked(Value, frozen=True, gc=False):
     """The driver has checked which engines have sent anything of an answer since its last check, and which of those
     that it was to ask (`AskEngine`) have responded. It checks at the interval of the router's `StallRule`.
 
-    `quiet`: attempts whose answers have begun to come, and of which nothing has come since then.
+    `idle`: of the engines that have responded, those that have run no step since they did before; `quiet`: attempts
+    whose answers have begun to come, and of which nothing has come since the last check.
     """
 
     active: tuple[EngineId, ...]
     responding: tuple[EngineId, ...] = ()
+    idle: tuple[EngineId, ...] = ()
     quiet: tuple[RequestId, ...] = ()
 
 

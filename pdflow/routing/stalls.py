@@ -12,9 +12,10 @@ in proportion, and in any case the time of a slow engine for the prompt, since i
 cache.
 
 A whole answer may take any time: its length is unknown, and nothing is sent before its end. So an engine that owes one
-is asked whether it responds, and only a check at which it has not responded either counts as silence. A response shows
-that the process is not stopped. It does not show that its GPU is at work, so it counts for whole answers only, and for
-requests that have no token yet and may be queued behind one.
+is asked whether it responds, and a check at which it has responded does not count as silence, unless the engine says
+that it has run no step meanwhile: its process is not stopped, but its GPU may hang. Streams show themselves whether
+their engine is at work, so a response counts for whole answers only, and for requests that have no token yet and may be
+queued behind one.
 """
 
 from __future__ import annotations
@@ -144,10 +145,11 @@ class Waiting:
         passed = self.passed, self.most_passed
         return self.awaited, self.silent, self.longest, *passed, self.teaches, self.has_token, self.responded
 
-    def checked(self, active: bool, responds: bool, owes_whole: bool) -> None:
-        """Record a check of the engine that is waited for: whether it has sent anything, has responded, and owes anyone
-        a whole answer, which may take any time. If it runs only such answers, it sends nothing to what is queued."""
-        counts = owes_whole and self.awaited is not Awaited.NEXT
+    def checked(self, active: bool, responds: bool, may_compute: bool) -> None:
+        """Record a check of the engine that is waited for: whether it has sent anything, has responded, and may be
+        computing a whole answer, which may take any time. If it runs only such answers, it sends nothing to what is
+        queued."""
+        counts = may_compute and self.awaited is not Awaited.NEXT
         self.silent = 0 if active or (responds and counts) else self.silent + 1
         self.longest = max(self.longest, self.silent)
         self.responded = self.silent > 0 and (self.responded or responds)
@@ -163,4 +165,4 @@ class Waiting:
 
     def tokens(self, prompt_tokens: int) -> int:
         """Return the tokens on which it depends how long the wait takes."""
-        return prompt_tokens if self.awaited in (Awaited.PROMPT, Awaited.FIRST) else 0
+        return 0 if self.awaited is Awaited.NEXT else prompt_tokens

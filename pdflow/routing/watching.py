@@ -14,9 +14,10 @@ hangs, unless the engine responds and no other request has come for a pause; the
 The pause is as long as the silence that was too long, and doubles up to `LONGEST_PAUSE` if the engine is silent again.
 If no other engine of its role is up any more, it gets legs again at once.
 
-Engines that were silent at a check are asked whether they respond. A process may respond while its GPU hangs, so this
-counts for whole answers and what is queued behind them (`stalls`), and for an engine that did not respond before it
-stalled: its process was stopped, and goes on when it responds. A heartbeat is not used here, for the same reason.
+Engines that were silent at a check are asked whether they respond, and how many steps they have run. A process may
+respond while its GPU hangs, so this counts for whole answers and what is queued behind them (`stalls`), and for an
+engine that did not respond before it stalled: its process was stopped, and goes on when it responds. A heartbeat is not
+used here, for the same reason.
 """
 
 from __future__ import annotations
@@ -226,7 +227,8 @@ class WatchingRouter(GovernedRouter):
         silences: dict[Seat, int] = {}
         for seat, attempts in at.items():
             engine = self._info(seat).engine
-            silence = self._silence(attempts, engine in active, engine in responding, self.stalled.get(seat))
+            signs = engine in active, engine in responding, engine in event.idle
+            silence = self._silence(attempts, *signs, self.stalled.get(seat))
             if silence:
                 silences[seat] = silence
                 for attempt in attempts:
@@ -277,7 +279,7 @@ class WatchingRouter(GovernedRouter):
         seats |= {seat for seat, stall in self.stalled.items() if not stall.responds}
         return tuple([AskEngine(self._info(seat).engine) for seat in sorted(seats)])
 
-    def _silence(self, attempts: list[Attempt], active: bool, responds: bool, stall: Stall | None) -> int:
+    def _silence(self, attempts: list[Attempt], active: bool, responds: bool, idle: bool, stall: Stall | None) -> int:
         """Record a check for attempts that wait for one engine. Returns its silence if it is too long, else 0.
 
         The limit is the longest of all attempts' there: an engine that computes a long prompt sends nothing to the
@@ -291,7 +293,7 @@ class WatchingRouter(GovernedRouter):
         silence, longest = 0, pause
         for attempt in attempts:
             waiting = self.waits[attempt.request_id]
-            waiting.checked(active, responds, owes_whole and stall is None)
+            waiting.checked(active, responds, owes_whole and stall is None and not idle)
             limit = waiting.limit(rule, self.usual[waiting.awaited], attempt.asked.prompt_tokens)
             if limit is not None:
                 longest = max(longest, limit)

@@ -265,6 +265,16 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
     "a restarted engine stays stalled": (
         method(WatchingRouter, "_forget", lambda *_: None), "engines that stall and die", RouterFinding.MEMBER,
     ),
+    "an engine that runs no step is at work": (
+        method(WatchingRouter, "_silence", lambda *seen: SILENCE(*seen[:4], False, seen[5])),
+        "decode engines that stall and owe whole answers",
+        RouterFinding.NEEDLESS,
+    ),
+    "a response never shows work": (
+        method(WatchingRouter, "_silence", lambda *seen: SILENCE(*seen[:4], True, seen[5])),
+        "aggregated engines that stall and owe whole answers",
+        RouterFinding.MEMBER,
+    ),
     "no request hangs": (
         method(WatchingRouter, "_take_back", lambda *_: ()), "first tokens that hang", RouterFinding.NEEDLESS,
     ),
@@ -318,6 +328,7 @@ def _asks_those_waited_for(router: WatchingRouter) -> Any:
 
 
 CHECKED = Waiting.checked
+SILENCE = WatchingRouter._silence
 PASSED_TOO_OFTEN = PassCounts.too_often
 
 

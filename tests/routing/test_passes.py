@@ -66,7 +66,7 @@ class Routed:
                 return
 
     def check(self, *active: str, quiet: tuple[str, ...] = ()) -> list[RouterEffect]:
-        effects = self.router.handle(EnginesChecked(active, (), quiet), 0)
+        effects = self.router.handle(EnginesChecked(active, quiet=quiet), 0)
         return [effect for effect in effects if not isinstance(effect, AskEngine)]
 
 

@@ -31,11 +31,13 @@ RULE = StallRule(check_ns=1, least=2)
 LEARNS = StallRule(check_ns=S, learns=True)
 
 
-def checked(router: Any, *active: str, responding: tuple[str, ...] = (), times: int = 1) -> list[Any]:
+def checked(
+    router: Any, *active: str, responding: tuple[str, ...] = (), idle: tuple[str, ...] = (), times: int = 1
+) -> list[Any]:
     """Check engines, and return the effects of the last check that has any, but for what is asked."""
     effects: list[Any] = []
     for _ in range(times):
-        made = router.handle(EnginesChecked(active, responding), 0)
+        made = router.handle(EnginesChecked(active, responding, idle), 0)
         effects = [effect for effect in made if not isinstance(effect, AskEngine)] or effects
     return effects
 
@@ -179,6 +181,19 @@ def test_a_whole_answer_may_take_any_time_while_its_engine_responds(governed: Ma
         assert asked(router) == ["d-0"]
         assert asked(router) == ["d-0"]
     assert not router.stalled
+
+
+def test_a_whole_answer_leaves_an_engine_that_responds_and_runs_no_step(governed: Make) -> None:
+    """Its GPU hangs, or it waits for KV that does not come."""
+    router = governed(dispatch="sequential", max_attempts=2, stall=RULE)
+    decoding(router, 0)
+    for _ in range(5):
+        assert not checked(router, responding=("d-0",), idle=("d-0",), times=2)
+        assert not checked(router, responding=("d-0",)), "it has run a step"
+    assert not checked(router, responding=("d-0",), idle=("d-0",), times=2)
+    assert states(checked(router, responding=("d-0",), idle=("d-0",))) == [("d-0", "stalled")]
+    assert router.attempts.keys() == {"r0.2"}
+    assert router.stalled["decode", 0].responds, "so a response alone does not end its stall"
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -126,7 +126,7 @@ class RouterConfig:
         default=None,
         metadata=field_doc(
             "silence after which an engine that owes a prompt's KV, a first token or further tokens counts as stalled, "
-            "although its connections are open; where it owes whole answers, time without a response when it is asked; "
+            "although its connections are open; where it owes whole answers, time without a step; "
             "default: four times the longest silence that was usual lately, at least 5 s. An engine that serves others "
             "may pass one request over for four times as long",
             TIMER,

@@ -16,6 +16,9 @@ EVENT_STREAM: Final[Header] = (b"content-type", b"text/event-stream; charset=utf
 RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
 """Sent with 429 and 503: seconds."""
 
+STEPS: Final = b"pdflow-steps"
+"""A header of an engine's answer to /health: how many steps it has run."""
+
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus
 }

@@ -22,7 +22,7 @@ from pdflow_runtime.engines.job import Sampling
 from pdflow_runtime.engines.sampling.constraints import Constraints
 from pdflow_runtime.engines.sampling.logprobs import PromptScores
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import JSON, Headers, HttpRequest
+from pdflow_runtime.http.messages import JSON, STEPS, Headers, HttpRequest
 from pdflow_runtime.http.openai.answers import (
     DONE,
     AnswerFormat,
@@ -100,6 +100,9 @@ class EngineApi(ComponentApi, Generic[_Node]):
 
     def state(self) -> EngineState:
         return state_of(self.node)
+
+    def health(self) -> Headers:
+        return ((STEPS, b"%d" % self.node.engine.steps),)
 
     async def __call__(self, request: HttpRequest, responder: Responder) -> None:
         try:

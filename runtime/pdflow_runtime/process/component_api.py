@@ -1,7 +1,7 @@
 """The operator's HTTP API of an engine or a store's node; all but /health requires authentication by the gate
 (/metrics does not where the supervisor made the secret).
 
-GET /health    200, without authentication
+GET /health    200, without authentication; an engine says how many steps it has run
 POST /stop     end when what is here is done
 GET /metrics   for Prometheus
 GET /state     for `pdflow top`
@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from pdflow_runtime.http.messages import JSON, HttpRequest
+from pdflow_runtime.http.messages import JSON, Headers, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.ranked_node import RankedNode
 from pdflow_runtime.observe.metrics import CONTENT_TYPE, Meter
@@ -39,11 +39,15 @@ class ComponentApi(ABC):
     def state(self) -> EngineState:
         """Return the answer to /state."""
 
+    def health(self) -> Headers:
+        """Return what the answer to /health says besides."""
+        return ()
+
     async def operated(self, request: HttpRequest, responder: Responder) -> bool:
         """Answer the request if it is one of this API; True if it was. OpenAIError for a request that the gate
         refuses."""
         if (request.method, request.path) == ("GET", "/health"):
-            await responder.reply(200)
+            await responder.reply(200, self.health())
             return True
         if (request.method, request.path) == ("GET", "/metrics"):
             self.gate.check_reader(request)

@@ -6,7 +6,8 @@ client counts as active: nothing is received from it meanwhile.
 
 An engine is asked with `GET /health`; any answer is a response. So is an error that comes from its host, as that nobody
 listens at its port any more, which is so while an engine drains: only a process that is stopped gives none. Whether a
-process has died is seen by its connections.
+process has died is seen by its connections. The answer says how many steps the engine has run: if it has run none since
+its answer before, it had nothing to compute, or its GPU hangs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.watching import WatchingRouter
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import UpstreamError
+from pdflow_runtime.http.messages import STEPS, first
 from pdflow_runtime.process.addresses import EngineAddress
 from pdflow_runtime.router.call import Call
 from pdflow_runtime.security.tls import log_tls_failure
@@ -59,6 +61,10 @@ class EngineChecks:
         """Engines that have sent anything since the last check."""
         self.responding: Final[set[EngineId]] = set()
         """Engines that have been asked, and have responded since the last check."""
+        self.idle: Final[set[EngineId]] = set()
+        """Of these, those that have run no step since they responded before."""
+        self._steps: Final[dict[EngineId, bytes]] = {}
+        """The steps of each engine that has responded."""
         self._asking: Final[set[EngineId]] = set()
         """Engines that have been asked, and have not responded."""
 
@@ -72,9 +78,10 @@ class EngineChecks:
                 await trio.sleep(rule.check_ns / S)
                 if router.attempts or router.stalled:
                     quiet = tuple(self._look())
-                    self._put(EnginesChecked(tuple(sorted(self.active)), tuple(sorted(self.responding)), quiet))
-                self.active.clear()
-                self.responding.clear()
+                    active, responding, idle = map(tuple, map(sorted, (self.active, self.responding, self.idle)))
+                    self._put(EnginesChecked(active, responding, idle, quiet))
+                for found in (self.active, self.responding, self.idle):
+                    found.clear()
 
     def ask(self, effect: AskEngine) -> None:
         """Ask an engine whether it responds, unless it is being asked."""
@@ -90,7 +97,7 @@ class EngineChecks:
         try:
             with trio.move_on_after(LIMITS_ASKED * rule.least * rule.check_ns / S):
                 async with self._client.request("GET", at.host, at.port, "/health") as response:
-                    self.responding.add(address.engine)
+                    self._responded(address.engine, first(response.headers, STEPS))
                     await response.read()
         except UpstreamError as error:
             log_tls_failure(address.engine, error)
@@ -99,6 +106,14 @@ class EngineChecks:
                 self.responding.add(address.engine)
         finally:
             self._asking.remove(address.engine)
+
+    def _responded(self, engine: EngineId, steps: bytes | None) -> None:
+        """Note a response, with the steps that the engine has run if it names them."""
+        self.responding.add(engine)
+        if steps is not None:
+            if self._steps.get(engine) == steps:
+                self.idle.add(engine)
+            self._steps[engine] = steps
 
     def _look(self) -> Iterator[RequestId]:
         """Note which engines have sent anything. Yields the attempts of which nothing has come, although their answers

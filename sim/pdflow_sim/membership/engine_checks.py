@@ -37,7 +37,7 @@ class SimEngineChecks:
             active, self.node.active = self.node.active | generating, set()
             if self.endpoint.attempts or self.endpoint.stalled:
                 responding = tuple(sorted(self.responding()))
-                self.node.feed(self.node.port, EnginesChecked(tuple(sorted(active)), responding, quiet))
+                self.node.feed(self.node.port, EnginesChecked(tuple(sorted(active)), responding, quiet=quiet))
 
     def responding(self) -> set[EngineId]:
         """Return the engines that were asked at the last check and respond, and forget that they were asked."""

@@ -17,7 +17,7 @@ from pdflow.routing.policy import Choice
 from pdflow.routing.stalls import LEAST, StallRule
 from pdflow.routing.watching import WatchingRouter
 from pdflow_runtime.http.client import HttpClient
-from pdflow_runtime.http.messages import HttpRequest
+from pdflow_runtime.http.messages import STEPS, HttpRequest
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.nodes.kv_params import Coordinates
 from pdflow_runtime.process.addresses import EngineAddress
@@ -110,3 +110,21 @@ async def test_an_engine_whose_port_is_closed_is_not_stopped() -> None:
             world.checks.ask(AskEngine("p-0"))
             await world.next_check()
     assert any(event.responding for event in world.checked)
+
+
+@pytest.mark.trio
+async def test_an_engine_that_runs_no_step_between_two_answers_is_idle() -> None:
+    numbers = iter([b"5", b"5", b"6", None, b"6", b"7"])
+
+    async def answer(request: HttpRequest, responder: Responder) -> None:
+        steps = next(numbers)
+        await responder.reply(200, () if steps is None else ((STEPS, steps),))
+
+    async with serving(answer) as server:
+        world = World(server.port)
+        async with world.checking():
+            for answered in range(1, 7):
+                world.checks.ask(AskEngine("p-0"))
+                while sum(len(event.responding) for event in world.checked) < answered:
+                    await world.next_check()
+    assert [event.idle for event in world.checked if event.responding] == [(), ("p-0",), (), (), ("p-0",), ()]

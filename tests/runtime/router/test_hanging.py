@@ -44,7 +44,7 @@ class HangingRequest:
         with trio.fail_after(20):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(built.node.checks.run)
-                nursery.start_soon(self._turns)
+                nursery.start_soon(self.turns)
                 async with trio.open_nursery() as client:
                     client.start_soon(self._ask)
                     while "decode-0" not in built.asked:
@@ -64,7 +64,7 @@ class HangingRequest:
         while not self.answer:
             assert DONE in await exchange_one_request(self.built)
 
-    async def _turns(self) -> None:
+    async def turns(self) -> None:
         while True:
             self.built.turn()
             await trio.sleep(0.001)
@@ -96,3 +96,23 @@ async def test_a_stream_that_gets_nothing_more_continues_at_another_engine() -> 
         given = [body["pdflow"]["given"] for body in built.bodies["decode-1"]]
         assert [each["tokens"] for each in given if each] == [1]
     assert events(hanging.answer) == [WHOLE[0].strip(), *(piece.strip() for piece in WHOLE)], "as decode-1 sends it"
+
+
+@pytest.mark.parametrize("steps", [None, b"5"])
+@pytest.mark.trio
+async def test_a_whole_answer_leaves_an_engine_that_responds_and_runs_no_step(steps: bytes | None) -> None:
+    """It waits at one that does not say how many steps it runs."""
+    ask = msgspec.json.encode({"prompt": "x", "max_tokens": 4})
+    rule = StallRule(S // 100, least=4)
+    async with town(stall=rule, dispatch="sequential") as built, trio.open_nursery() as nursery:
+        built.steps = steps
+        request = HangingRequest(built)
+        nursery.start_soon(built.node.checks.run)
+        nursery.start_soon(request.turns)
+        nursery.start_soon(exchange_one_request, built, ask)
+        with trio.move_on_after(5 if steps is not None else 1) as waiting:
+            while "decode-1" not in built.asked:
+                await trio.sleep(0.01)
+        assert waiting.cancelled_caught == (steps is None)
+        assert built.node.members.stalled == ([] if steps is None else ["decode-0"])
+        nursery.cancel_scope.cancel()

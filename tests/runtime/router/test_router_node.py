@@ -25,7 +25,7 @@ from pdflow.routing.watching import WatchingRouter
 from pdflow_runtime.clock import now_ns
 from pdflow_runtime.http.client import HttpClient
 from pdflow_runtime.http.errors import OpenAIError
-from pdflow_runtime.http.messages import EVENT_STREAM, JSON, HttpRequest
+from pdflow_runtime.http.messages import EVENT_STREAM, JSON, STEPS, HttpRequest
 from pdflow_runtime.http.openai.answers import DONE, AnswerPiece, CompletionAnswer, error_event, usage
 from pdflow_runtime.http.responder import Responder
 from pdflow_runtime.http.server import Server
@@ -92,6 +92,8 @@ class Town:
         self.pages: dict[str, bytes | None] = {}
         """The metrics of an engine; None: it does not answer."""
         self.pages_asked = 0
+        self.steps: bytes | None = None
+        """How many steps every engine says that it has run."""
         self.stopped: list[str] = []
         """Engines that were told to end."""
         self.addresses: dict[str, EngineAddress] = {}
@@ -124,7 +126,7 @@ async def town(*streaming: str, **options: Any) -> AsyncIterator[Town]:
                 await responder.reply(200, (), page)
                 return
             if request.method == "GET" or request.path == "/stop":
-                await responder.reply(200)
+                await responder.reply(200, () if built.steps is None else ((STEPS, built.steps),))
                 return
             built.asked.append(name)
             built.bodies.setdefault(name, []).append(msgspec.json.decode(request.body))

@@ -326,7 +326,8 @@ class RouterAccount:
             if before.seat != seat:
                 before = CountedWait(seat)
             engine = self.infos[seat].engine
-            works = self.works(engine, event) or (engine in event.responding and self.response_counts(name, seat))
+            computes = engine in event.responding and engine not in event.idle
+            works = self.works(engine, event) or (computes and self.response_counts(name, seat))
             responded = before.responded or engine in event.responding
             waits[name] = CountedWait(seat) if works else CountedWait(seat, before.silent + 1, responded)
         self.waits = waits

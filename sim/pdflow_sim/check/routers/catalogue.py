@@ -335,11 +335,12 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="decode engines that stall and owe whole answers",
-        states=2703,
+        states=3505,
         requests=as_a_whole(ONE),
         attempts=2,
         rules=Rules(stall=StallRule(1, least=1)),
         checks=4,
+        idle=True,
         p=1,
         late=1,
         deaths=1,
@@ -347,12 +348,13 @@ SETTINGS: Final = (
     ),
     RouterSetting(
         name="aggregated engines that stall and owe whole answers",
-        states=5770,
+        states=7103,
         requests=MIXED,
         attempts=2,
         aggregated=frozenset({0, 1}),
         rules=Rules(stall=StallRule(1, least=1)),
         checks=4,
+        idle=True,
         d=1,
     ),
     RouterSetting(

@@ -53,6 +53,8 @@ class RouterSetting:
     """How often the clock advances."""
     checks: int = 0
     """How often the driver checks which engines have sent anything."""
+    idle: bool = False
+    """Whether engines that respond may have run no step."""
     failures: int = 0
     """Legs that fail."""
     refusals: int = 0

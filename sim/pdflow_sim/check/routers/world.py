@@ -120,15 +120,23 @@ class RouterWorld:
             yield from self._checks()
 
     def _checks(self) -> Iterator[Move]:
-        """Yield the checks: any engines have sent something, and any others that were asked have responded. Of any
-        answers that have begun nothing has come, if that matters."""
-        may_send, asked, begun = self._may_send(), self._asked(), self._may_be_quiet()
+        """Yield the checks: any engines have sent something, and any others that were asked have responded. If that
+        matters, some of these have run no step, and of any answers that have begun nothing has come."""
+        may_send, (asked, idle, begun) = self._may_send(), self._signs()
         for active in range(1 << len(may_send)):
             sent = _chosen(may_send, active)
-            for responding in range(1 << len(asked)):
-                if not any(engine in sent for engine in _chosen(asked, responding)):
-                    for quiet in range(1 << len(begun)):
-                        yield ("check", active, responding << len(begun) | quiet)
+            for signs in range(1 << len(asked) + len(idle) + len(begun)):
+                responding, still, _ = _split(signs, asked, idle, begun)
+                if not any(engine in sent for engine in responding) and {*still} <= {*responding}:
+                    yield ("check", active, signs)
+
+    def _signs(self) -> tuple[list[EngineId], list[EngineId], list[RequestId]]:
+        """Return the engines that may have responded, those of them of which it matters whether they have run a step,
+        and the attempts of which nothing may have come."""
+        asked, account = self._asked(), self.account
+        waits = [(name, account.waits_for(name)) for name in account.open_names()]
+        owing = {account.infos[seat].engine for name, seat in waits if account.response_counts(name, seat)}
+        return asked, [engine for engine in asked if self.setting.idle and engine in owing], self._may_be_quiet()
 
     def _may_be_quiet(self) -> list[RequestId]:
         """Return the attempts whose answers have begun, where there are enough checks for them to hang."""
@@ -251,10 +259,9 @@ class RouterWorld:
                 self.now += 1
             case ["check"]:
                 self._spend(CHECKS)
-                begun = self._may_be_quiet()
-                active, quiet = _chosen(self._may_send(), number), _chosen(begun, attempt)
-                responding = _chosen(self._asked(), attempt >> len(begun))
-                self._feed(EnginesChecked(tuple(active), tuple(responding), tuple(quiet)))
+                responding, idle, quiet = _split(attempt, *self._signs())
+                active = tuple(_chosen(self._may_send(), number))
+                self._feed(EnginesChecked(active, tuple(responding), tuple(idle), tuple(quiet)))
             case [
                 at,
                 ("late" | "unreachable" | "token" | "completes" | "ends" | "finishes" | "fails" | "rejects") as how,
@@ -443,6 +450,13 @@ def _role(at: str) -> Role:
 
 def _chosen(names: list[str], bits: int) -> list[str]:
     return [name for bit, name in enumerate(names) if bits >> bit & 1]
+
+
+def _split(bits: int, *groups: list[str]) -> Iterator[list[str]]:
+    """Yield those that the bits choose of each group; the bits of the first are the lowest."""
+    for group in groups:
+        yield _chosen(group, bits)
+        bits >>= len(group)
 
 
 def _numbers(name: RequestId) -> tuple[int, int]:
