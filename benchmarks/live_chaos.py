@@ -48,6 +48,7 @@ ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 ROUTER = "pdflow_runtime.router.front"
 RESUMED = "pdflow_router_answers_resumed_total "
 STALLED = "pdflow_router_engines_stalled_total "
+HANGING = "pdflow_router_requests_hanging_total "
 TRICKLE = 20_000
 """Bytes per second."""
 QUIET_S = 90.0
@@ -90,7 +91,7 @@ class Chaos:
         self.right: list[list[int]] = []
         self.outcomes: Counter[str] = Counter()
         self.deeds: Counter[str] = Counter()
-        self.counted: dict[str, Counts] = {RESUMED: Counts(), STALLED: Counts()}
+        self.counted: dict[str, Counts] = {name: Counts() for name in (RESUMED, STALLED, HANGING)}
         self.wrong = self.unanswered = self.bytes_lost = 0
 
     def prompt(self, number: int) -> list[int]:
@@ -118,10 +119,10 @@ class Chaos:
         exceptions = log.count("Traceback (most recent call last)")
         summary = ", ".join(f"{count:,} {name}" for name, count in sorted(self.outcomes.items()))
         done = ", ".join(f"{count} {name}" for name, count in sorted(self.deeds.items()))
-        resumed, stalled = self.counted[RESUMED].total, self.counted[STALLED].total
+        resumed, stalled, hung = (counts.total for counts in self.counted.values())
         sys.stdout.write(
             f"{self.outcomes.total():,} requests in {lasted:.0f} s: {summary}\n{done}, {self.bytes_lost:,} bytes lost\n"
-            f"answers continued {resumed:,.0f}  engines that stalled {stalled:,.0f}\n"
+            f"answers continued {resumed:,.0f}  engines that stalled {stalled:,.0f}  requests that hung {hung:,.0f}\n"
             f"wrong {self.wrong}  unanswered {self.unanswered}  leaked {leaked}  exceptions {exceptions}\n"
         )
         if exceptions:
