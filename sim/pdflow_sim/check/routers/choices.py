@@ -8,9 +8,10 @@ from math import ceil
 from pdflow.protocol.values import RequestId
 from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.events import NO_SESSION, RequestArrived
-from pdflow_sim.check.routers.account import Role, RouterAccount
+from pdflow_sim.check.routers.account import Role
 from pdflow_sim.check.routers.findings import RouterFinding
 from pdflow_sim.check.routers.setting import BLOCK_TOKENS, NAMES
+from pdflow_sim.check.routers.watched_account import RouterAccount
 from pdflow_sim.check.search.forward import Violation
 
 

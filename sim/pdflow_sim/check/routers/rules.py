@@ -40,9 +40,10 @@ from pdflow.routing.events import (
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.hedging import HedgingRouter
 from pdflow.routing.prefix_aware import PrefixAware
-from pdflow_sim.check.routers.account import ROLES, Begun, CountedLeg, Role, RouterAccount
+from pdflow_sim.check.routers.account import ROLES, Begun, CountedLeg, Role
 from pdflow_sim.check.routers.choices import check_choice, found
 from pdflow_sim.check.routers.findings import RouterFinding
+from pdflow_sim.check.routers.watched_account import RouterAccount
 from pdflow_sim.check.search.forward import Violation
 
 

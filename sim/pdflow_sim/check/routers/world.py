@@ -39,10 +39,11 @@ from pdflow.routing.events import (
     PrefillAnswered,
 )
 from pdflow.routing.heartbeats import Seat
-from pdflow_sim.check.routers.account import LegKey, Role, RouterAccount
+from pdflow_sim.check.routers.account import LegKey, Role
 from pdflow_sim.check.routers.findings import RouterFinding
 from pdflow_sim.check.routers.rules import check_effect, check_end, check_state
 from pdflow_sim.check.routers.setting import RouterSetting, info
+from pdflow_sim.check.routers.watched_account import RouterAccount
 from pdflow_sim.check.search.forward import Move, Violation, attributed
 
 FAILURES, REFUSALS, DISCONNECTS, DEATHS, LEAVES, TEARS, TICKS, CHECKS = range(8)
