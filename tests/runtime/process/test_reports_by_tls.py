@@ -32,7 +32,8 @@ from tests.runtime.support.live_pair import cluster
 
 __all__ = ["unchecked"]
 
-EVERY_S = 0.02
+EVERY_S = 0.5
+"""A report that takes longer is given up: on a busy machine a handshake may take a tenth of this."""
 ADDRESS = EngineAddress("decode-0", Coordinates(LOCAL, 1), Coordinates(LOCAL, 2), 1, 1)
 
 
@@ -74,15 +75,17 @@ async def reporting(router: Member, engine: Member) -> AsyncIterator[tuple[Route
         reporter = reporter_of(scenario_of(engine.folder), engine.tls(), ADDRESS, UNSIGNED, EVERY_S)
         reporter.set_router(Coordinates(LOCAL, port.server.port))
         nursery.start_soon(reporter.run)
-        yield port, reporter
-        reporter._client.close()
+        try:
+            yield port, reporter
+        finally:
+            reporter._client.close()
         nursery.cancel_scope.cancel()
 
 
 async def more(port: RouterPort, count: int = 2) -> str:
     """The certificate of the reports from now on."""
     known = len(port.certificates)
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while len(port.certificates) < known + count:
             await trio.sleep(0.01)
     return port.certificates[-1]
@@ -90,7 +93,7 @@ async def more(port: RouterPort, count: int = 2) -> str:
 
 async def reconnecting(reporter: Reporter) -> None:
     """Close the connection between two reports: the next report opens another one."""
-    with trio.fail_after(10):
+    with trio.fail_after(30):
         while not any(reporter._client._idle.values()):
             await trio.sleep(0.001)
     reporter._client.close()
@@ -121,12 +124,12 @@ async def test_a_new_authority_is_used_by_both_sides_without_a_restart(
         await more(port)
         router.certify(other)
         await reconnecting(reporter)
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while "certificate verify failed" not in caplog.text:
                 await trio.sleep(0.01)
         engine.certify(other)
         await more(port)
-    (line,) = re.findall(r"report to the router .*", caplog.text)
+    (line,) = re.findall(r"report to the router .*certificate verify failed.*", caplog.text)
     assert "serve.tls_ca names the file with its authority" in line
     assert "serve.router must name the router's serve.cluster_port" in line
 
@@ -140,7 +143,7 @@ async def test_an_engine_whose_certificate_is_refused_logs_what_to_do(
     router, engine = Member(tmp_path / "router", authority), Member(tmp_path / "engine", trustme.CA())
     authority.cert_pem.write_to_path(engine.folder / "tls_ca")
     async with reporting(router, engine) as (port, _):
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while "; retrying" not in caplog.text or f"rejected a connection from {LOCAL}" not in caplog.text:
                 await trio.sleep(0.01)  # the router logs one line a second
     assert port.certificates == []
@@ -157,7 +160,7 @@ async def test_a_report_to_a_port_without_tls_says_which_port_is_needed(
         reporter = reporter_of(scenario_of(engine.folder), engine.tls(), ADDRESS, UNSIGNED, 1.0)
         reporter.set_router(Coordinates(LOCAL, plain.port))
         nursery.start_soon(reporter.run)
-        with trio.fail_after(10):
+        with trio.fail_after(30):
             while "; retrying" not in caplog.text:
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()
