@@ -110,9 +110,7 @@ class Waiting:
     """The wait of one attempt, the silence of its engine during it, and how often it was passed over, in checks.
     `number`: their order, by when they began."""
 
-    __slots__ = (
-        *("awaited", "has_token", "longest", "most_passed", "number", "passed", "responded", "silent", "teaches"),
-    )
+    __slots__ = ("awaited", "has_token", "longest", "most_passed", "number", "passed", "responded", "silent", "teaches")
 
     def __init__(self, awaited: Awaited, number: int) -> None:
         self.awaited = awaited

@@ -237,40 +237,45 @@ class WatchingRouter(GovernedRouter):
         effects: RouterEffects = ()
         for seat in stalled:
             for attempt in at[seat]:
-                # What failed the one before may have ended this one, too.
-                if attempt.request_id in self.attempts and not self._is_last_resort(attempt):
-                    effects += self._failed(attempt, Code.STALLED)
-        quiet = frozenset(event.quiet)
-        for seat, attempts in at.items():
-            is_active = self._info(seat).engine in event.active
-            effects += self._take_back(seat, [each for each in attempts if self._hangs(seat, each, is_active, quiet)])
-        self.passes.checked()
+                effects += self._leave(seat, attempt)
+        effects += self._leave_if_passed_over(at, event)
         for seat in pausing:
             self._pause(seat)
         return effects + self._asks()
 
-    def _hangs(self, seat: Seat, attempt: Attempt, is_active: bool, quiet: frozenset[RequestId]) -> bool:
+    def _leave_if_passed_over(self, at: dict[Seat, list[Attempt]], event: EnginesChecked) -> RouterEffects:
+        """Have attempts leave engines that pass them over too often."""
+        effects: RouterEffects = ()
+        quiet = frozenset(event.quiet)
+        for seat, attempts in at.items():
+            engine = self._info(seat).engine
+            for attempt in attempts:
+                if self._hangs(seat, attempt, engine in event.active, attempt.request_id in quiet):
+                    left = self._leave(seat, attempt)
+                    effects += (RequestHangs(engine, attempt.request_id), *left) if left else ()
+        self.passes.checked()
+        return effects
+
+    def _hangs(self, seat: Seat, attempt: Attempt, active: bool, quiet: bool) -> bool:
         """Record a check for an attempt. Returns whether the engine that it waits for passes it over too often."""
         rule, waiting = self.rules.stall, self.waits.get(attempt.request_id)
         if rule is None or waiting is None:
             return False
-        tokens = attempt.asked.prompt_tokens
-        hangs = self.passes.too_often(rule, seat, waiting, tokens, is_active, attempt.request_id in quiet)
+        hangs = self.passes.too_often(rule, seat, waiting, attempt.asked.prompt_tokens, active, quiet)
         waiting.teaches = waiting.teaches and not hangs
         return hangs
 
-    def _take_back(self, seat: Seat, hanging: list[Attempt]) -> RouterEffects:
-        """Have attempts leave an engine that passes them over, if another one can serve them."""
+    def _leave(self, seat: Seat, attempt: Attempt) -> RouterEffects:
+        """Have an attempt fail that waits for this engine, if another one can serve it."""
         up, index = self._choice(seat).up, seat[1]
-        effects: RouterEffects = ()
-        for attempt in hanging:
-            others = any(each for other, each in enumerate(up) if other != index)
-            if others and attempt.request_id in self.attempts and not self._is_last_resort(attempt):
-                # Whatever other engines are avoided, this one is.
-                before, up[index] = up[index], False
-                hangs = RequestHangs(self._info(seat).engine, attempt.request_id)
-                effects += (hangs, *self._failed(attempt, Code.STALLED))
-                up[index] = before
+        others = any(each for other, each in enumerate(up) if other != index)
+        # What failed another attempt may have ended this one, too.
+        if not others or attempt.request_id not in self.attempts or self._is_last_resort(attempt):
+            return ()
+        # Whatever other engines are avoided, this one is.
+        before, up[index] = up[index], False
+        effects = self._failed(attempt, Code.STALLED)
+        up[index] = before
         return effects
 
     def _asks(self) -> RouterEffects:

@@ -15,7 +15,7 @@ from pdflow.routing.affinity import SessionAffinity
 from pdflow.routing.answer import Answer
 from pdflow.routing.attempt import Attempt
 from pdflow.routing.conditional import Disaggregation
-from pdflow.routing.effects import AbortLeg, AskEngine, EngineSilent, ReportPrefill, RequestHangs, ResumeAnswer
+from pdflow.routing.effects import AbortLeg, AskEngine, EngineSilent, ReportPrefill, ResumeAnswer
 from pdflow.routing.failure import AfterFailure, after_failure
 from pdflow.routing.governed import GovernedRouter
 from pdflow.routing.heartbeats import Roll
@@ -276,10 +276,10 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         RouterFinding.MEMBER,
     ),
     "no request hangs": (
-        method(WatchingRouter, "_take_back", lambda *_: ()), "first tokens that hang", RouterFinding.NEEDLESS,
+        method(WatchingRouter, "_hangs", lambda *_: False), "first tokens that hang", RouterFinding.NEEDLESS,
     ),
     "no stream hangs": (
-        method(WatchingRouter, "_take_back", lambda *_: ()), "streams that hang", RouterFinding.NEEDLESS,
+        method(WatchingRouter, "_hangs", lambda *_: False), "streams that hang", RouterFinding.NEEDLESS,
     ),
     "a request that hangs fails where it could continue": (
         method(WatchingRouter, "_reachable", lambda *_: True),
@@ -310,7 +310,7 @@ BUGS: dict[str, tuple[Patch, str, RouterFinding]] = {
         RouterFinding.MEMBER,
     ),
     "a request that hangs is computed again where it hangs": (
-        method(WatchingRouter, "_take_back", lambda self, seat, hanging: _stay(self, seat, hanging)),
+        method(WatchingRouter, "_leave", lambda self, _, attempt: _stay(self, attempt)),
         "streams that hang, and prompts that are computed again",
         RouterFinding.ENGINE,
     ),
@@ -332,15 +332,9 @@ SILENCE = WatchingRouter._silence
 PASSED_TOO_OFTEN = PassCounts.too_often
 
 
-def _stay(router: WatchingRouter, seat: Any, hanging: list[Attempt]) -> Any:
-    """Have attempts that hang begin again, at any engine."""
-    effects: Any = ()
-    for attempt in hanging:
-        others = [up for engine, up in enumerate(router._choice(seat).up) if engine != seat[1]]
-        if any(others) and not router._is_last_resort(attempt):
-            hangs = RequestHangs(router._info(seat).engine, attempt.request_id)
-            effects += (hangs, *router._failed(attempt, Code.STALLED))
-    return effects
+def _stay(router: WatchingRouter, attempt: Attempt) -> Any:
+    """Have an attempt begin again, at any engine."""
+    return () if router._is_last_resort(attempt) else router._failed(attempt, Code.STALLED)
 
 
 def _forgets_responses(waiting: Waiting, *signs: bool) -> None:

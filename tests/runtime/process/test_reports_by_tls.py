@@ -3,7 +3,6 @@ is refused."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,6 +26,7 @@ from pdflow_runtime.security.signed import UNSIGNED
 from pdflow_runtime.security.tls import KEYS
 from pdflow_runtime.tls_socket import TlsSocket
 from tests.runtime.http.world import LOCAL, echo, serving
+from tests.runtime.process.test_cluster_port import failed_reports
 from tests.runtime.security.test_tls import Member, unchecked
 from tests.runtime.support.live_pair import cluster
 
@@ -129,9 +129,9 @@ async def test_a_new_authority_is_used_by_both_sides_without_a_restart(
                 await trio.sleep(0.01)
         engine.certify(other)
         await more(port)
-    (line,) = re.findall(r"report to the router .*certificate verify failed.*", caplog.text)
-    assert "serve.tls_ca names the file with its authority" in line
-    assert "serve.router must name the router's serve.cluster_port" in line
+    (reason,) = failed_reports(caplog.text)
+    assert "serve.tls_ca names the file with its authority" in reason
+    assert "serve.router must name the router's serve.cluster_port" in reason
 
 
 @pytest.mark.trio

@@ -349,7 +349,7 @@ def _check_stalls(account: RouterAccount) -> None:
             raise Violation(RouterFinding.MEMBER, f"{engine} was stopped, and is not asked whether it responds")
     for name, wait in account.waits.items():
         role, index = seat = wait.seat
-        others = [engine for engine in account.never_stalled(role) if engine != index]
+        others = [engine for engine in account.up(role) if engine != index]
         if not others or not account.exceeds(seat) or account.most_silent(role):
             continue
         if name in account.open_names() and account.waits_for(name) == seat and _may_leave(account, name):

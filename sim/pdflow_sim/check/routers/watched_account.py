@@ -186,10 +186,6 @@ class RouterAccount(LegAccount):
         """Forget that an engine had stalled."""
         self.stalled.pop(seat, None)
 
-    def never_stalled(self, role: Role) -> list[int]:
-        """Return the engines of a role that are up and have not stalled."""
-        return [engine for engine in self.up(role) if (role, engine) not in self.stalled]
-
     # Effects.
 
     def asks(self, effect: AskEngine) -> None:
@@ -221,7 +217,7 @@ class RouterAccount(LegAccount):
                 pause = min(silence if before is None else 2 * before.pause, LONGEST_PAUSE)
                 self.stalled[seat] = CountedStall(pause, any(wait.responded for wait in waits))
                 paused = before is not None and not before.on_trial
-                if not exceeds or paused or not self.never_stalled(role) or self.most_silent(role):
+                if not exceeds or paused or not self.up(role) or self.most_silent(role):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled: {self.waits}")
                 if effect.engine not in self.earlier_questions and not asked:
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is called stalled, and was not asked")
@@ -234,7 +230,7 @@ class RouterAccount(LegAccount):
                 }
             case "answers":
                 works = isinstance(event, EnginesChecked) and self.works(effect.engine, event)
-                if before is None or not (works or not self.never_stalled(role)):
+                if before is None or not (works or not self.up(role)):
                     raise Violation(RouterFinding.MEMBER, f"{effect.engine} is trusted, and has sent nothing")
                 self._forget(seat)
 
